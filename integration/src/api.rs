@@ -12,7 +12,7 @@ use inpod_proto::{
 use tokio::runtime::Runtime;
 use tonic::{Request, Response, Status, transport::Channel};
 
-/// A client of a node's services, like grpcurl.
+/// A client of the services of a node, like grpcurl.
 #[derive(Debug)]
 pub struct Api {
     runtime: Runtime,
@@ -121,13 +121,13 @@ impl Api {
             .claims)
     }
 
-    /// Verifies every pod and repairs drift before it returns.
+    /// Has pod-events verify every pod; drift is repaired when the call returns.
     pub fn resync(&self) -> anyhow::Result<pod_events::ResyncResponse> {
         let mut client = self.pod_events.clone();
         self.wait(client.resync(asked(pod_events::ResyncRequest { pod: None })))
     }
 
-    /// Makes netconfig remove rules from the node's own network.
+    /// Has netconfig remove its rules from the node's own network.
     pub fn leave_node(&self) -> anyhow::Result<netconfig::LeaveNodeResponse> {
         let mut client = self.netconfig.clone();
         self.wait(client.leave_node(asked(netconfig::LeaveNodeRequest {})))

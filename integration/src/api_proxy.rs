@@ -1,4 +1,5 @@
-//! A proxy in the node's netns before the real API server, with faults that a real server does not produce on demand.
+//! A proxy in the node's netns between pod-events and the real API server, with faults that a real server does not
+//! produce on demand.
 
 mod scripts;
 mod upstream;
@@ -36,7 +37,7 @@ use upstream::Upstream;
 
 type Body = BoxBody<Bytes, anyhow::Error>;
 
-/// Parts of an answer; an error breaks the connection.
+/// The channel for the parts of an answer; an error breaks the connection.
 type Pieces = mpsc::Sender<Result<Frame<Bytes>, anyhow::Error>>;
 
 #[derive(Debug)]
@@ -69,7 +70,7 @@ struct Fault {
 }
 
 impl ApiProxy {
-    /// Changes the kubeconfig, which named the server, to point here.
+    /// Starts the proxy, and replaces the server's address in the kubeconfig by the proxy's.
     pub fn start(netns: &Netns, kubeconfig: &Path) -> anyhow::Result<Self> {
         let mut config: Value = serde_json::from_slice(&fs::read(kubeconfig)?)?;
         let cluster = config.pointer_mut("/clusters/0/cluster");
@@ -90,7 +91,7 @@ impl ApiProxy {
         let serving = Arc::clone(&shared);
         // The thread and its connections stay in the netns.
         netns.within(|| thread::spawn(move || started.send(serve(&serving, listener, stopped))))?;
-        // Nothing is sent while it serves.
+        // The thread sends a result only at its end, so a result at this point is an error.
         if let Ok(ended) = start.recv_timeout(std::time::Duration::from_millis(50)) {
             ended?;
         }
@@ -115,7 +116,7 @@ impl ApiProxy {
         self.shared.hangs.send_replace(false);
     }
 
-    /// Even open watches must wait.
+    /// Holds all traffic, including open watches.
     pub fn hang(&self) {
         self.shared.hangs.send_replace(true);
     }
@@ -163,7 +164,7 @@ impl Shared {
         act
     }
 
-    /// Waits while everything hangs.
+    /// Waits as long as all traffic is held.
     async fn pass(&self) {
         let mut hangs = self.hangs.subscribe();
         hangs
@@ -256,7 +257,7 @@ impl Shared {
                 if in_the_middle {
                     line.truncate(line.len() / 2);
                 }
-                // On an error the client is gone.
+                // An error means that the client is gone.
                 let sent = pieces.send(Ok(Frame::data(line.into()))).await;
                 if in_the_middle {
                     // The first half is sent before the connection breaks.
@@ -271,7 +272,7 @@ impl Shared {
     }
 }
 
-/// The server ended a watch; a silent one does not report it.
+/// Handles the end of a watch by the server; a silent proxy does not report the end.
 async fn end(pieces: &Pieces, act: Act) {
     if act == Act::Silence {
         pieces.closed().await;
@@ -343,7 +344,7 @@ fn serve(
     })
 }
 
-/// Serves connections; ends them when it is dropped.
+/// Serves connections; dropping the future ends all of them.
 async fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {

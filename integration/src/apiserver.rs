@@ -1,4 +1,4 @@
-//! A real API server with its etcd, in its own network namespace for nodes to plug into.
+//! A real API server with its etcd, in a network namespace to which nodes can connect.
 
 mod apply;
 mod batch;
@@ -34,10 +34,10 @@ use crate::{
 };
 use process::{enter, etcd, spawn, tool};
 
-/// For a start on a busy machine.
+/// The time for a start, also on a busy machine.
 const START: Duration = Duration::from_secs(120);
 
-/// Audits every change that pod-events requests, once answered.
+/// The audit policy, which logs every change requested by pod-events once the change is answered.
 const AUDIT: &str = r#"
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -49,20 +49,20 @@ rules:
 - level: None
 "#;
 
-/// Token, user, UID, groups. The second is the kubelet of [`crate::kubernetes::NODE`].
+/// Each line has token, user, UID and groups. The second user is the kubelet of [`crate::kubernetes::NODE`].
 const TOKENS: &str =
     "admin,admin,admin,system:masters\nnode,system:node:node-1,node-1,system:nodes\n";
 
-/// The server's address; the nodes' addresses follow.
+/// The address of the server; the addresses of the nodes follow.
 const ADDRESS: &str = "10.78.0.1";
 
-/// Locally administered address on the link.
+/// A locally administered address for the server's end of the link.
 const MAC: &str = "02:00:0a:4e:00:01";
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 static SHARED: Mutex<Option<Arc<ApiServer>>> = Mutex::new(None);
 
-/// With RBAC, its etcd, and pod-events' identity.
+/// An API server with RBAC and its own etcd, which knows the identity of pod-events.
 #[derive(Debug)]
 pub struct ApiServer {
     name: String,
@@ -76,13 +76,13 @@ pub struct ApiServer {
 
 impl ApiServer {
     pub fn start() -> anyhow::Result<Self> {
-        // Pods may name missing service accounts.
+        // Pods of tests may name service accounts that do not exist.
         let server = Self::start_with(&["--disable-admission-plugins=ServiceAccount"])?;
         server.deploy()?;
         Ok(server)
     }
 
-    /// Additional flags; nothing is deployed.
+    /// Starts a server with additional flags, without deploying anything.
     pub(crate) fn start_with(settings: &'static [&'static str]) -> anyhow::Result<Self> {
         guard()?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -103,8 +103,9 @@ impl ApiServer {
         )?;
         let netns = make_netns(&name)?;
         for command in [
-            // Otherwise the bridge has its ports' lowest address: a node that comes or goes changes it, and the
-            // others send to the old one until they ask again.
+            // Without a MAC address of its own, the bridge has the lowest address of its ports: a node that comes or
+            // goes would change the address, and the other nodes would send to the old address until the next ARP
+            // request.
             &[
                 "ip", "link", "add", "api0", "address", MAC, "type", "bridge",
             ][..],
@@ -127,8 +128,9 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// Returns the server that all tests of this process share and that none may stop or take rights from; an
-    /// [`crate::ApiProxy`] before it is away or refuses. It runs until the pid namespace of the tests ends.
+    /// Returns the server that all tests of this process share. No test may stop the server or take rights from it;
+    /// with an [`crate::ApiProxy`] in between, the server can seem to be away or to refuse. The server runs until the
+    /// pid namespace of the tests ends.
     pub fn shared() -> anyhow::Result<Arc<Self>> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(server) = shared.as_ref() {
@@ -139,7 +141,7 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// Its etcd must be running.
+    /// Runs the server, whose etcd must be running already.
     pub fn run(&self) -> anyhow::Result<()> {
         let file = |name: &str| self.dir.join(name).display().to_string();
         let arguments = [
@@ -174,7 +176,7 @@ impl ApiServer {
         Ok(kill(Pid::from_raw(i32::try_from(id)?), number)?)
     }
 
-    /// Kills only the server; its etcd continues.
+    /// Kills only the server, so that its etcd continues.
     pub fn kill(&self) -> anyhow::Result<()> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let mut child = server.take().context("the API server does not run")?;
@@ -189,12 +191,12 @@ impl ApiServer {
         tail.unwrap_or_default().join("\n")
     }
 
-    /// Gives a node an address on the server's network.
+    /// Connects a node to the server's network, with the next free address.
     pub fn plug(&self, node: &Netns) -> anyhow::Result<()> {
         self.plug_at(node, self.next_address.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Gives the node the address with this number.
+    /// Connects a node with the address of this number.
     pub(crate) fn plug_at(&self, node: &Netns, number: u32) -> anyhow::Result<()> {
         let (here, address) = (format!("api{number}"), format!("10.78.0.{number}/16"));
         let there = node.path().display().to_string();
@@ -211,12 +213,12 @@ impl ApiServer {
         exec_in(node.path(), &["ip", "link", "set", "api0", "up"]).map(drop)
     }
 
-    /// Returns pod-events' changes in a namespace, in order, from the audit log.
+    /// Returns the changes by pod-events in a namespace, in order, from the audit log.
     pub fn changes_in(&self, namespace: &str) -> anyhow::Result<Vec<Value>> {
         let log = fs::read_to_string(self.dir.join("audit.log"))?;
-        // The last line can be incomplete.
+        // The server may still be writing the last line.
         let lines = log.split_inclusive('\n').filter(|it| it.ends_with('\n'));
-        // Other tests' lines are not parsed.
+        // The lines of other tests need not be parsed.
         let lines = lines.filter(|it| it.contains(namespace));
         let all = lines.map(serde_json::from_str::<Value>);
         let all = all.collect::<Result<Vec<_>, _>>()?;
@@ -252,7 +254,7 @@ impl ApiServer {
         self.curl_as(token, (method, content), path, Some(&object.to_string()))
     }
 
-    /// Deletes an object at once.
+    /// Deletes an object without a grace period.
     pub fn delete(&self, path: &str) -> anyhow::Result<()> {
         let now = json!({"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0});
         self.curl("DELETE", path, "application/json", Some(&now.to_string()))
@@ -317,7 +319,7 @@ impl Drop for ApiServer {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let mut etcd = self.etcd.lock().unwrap_or_else(PoisonError::into_inner);
         for child in server.iter_mut().chain([&mut *etcd]) {
-            // It may have ended already.
+            // The kill fails if the process has ended already.
             child.kill().unwrap_or_default();
             child.wait().map(drop).unwrap_or_default();
         }

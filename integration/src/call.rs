@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 ///
 /// # Panics
 ///
-/// If the descriptors of the contracts have no such service.
+/// Panics if the descriptors of the contracts have no such service.
 #[expect(clippy::expect_used, reason = "without them nothing would be tested")]
 pub fn methods(service: &str) -> Vec<String> {
     let package = format!("inpod.{}.v1.", service.replace('-', ""));
@@ -52,7 +52,7 @@ where
     })
 }
 
-/// Calls a method with an empty message and returns its refusal.
+/// Calls a method with an empty message, and returns the refusal.
 pub fn refusal(socket: &Path, method: &str) -> anyhow::Result<Failure> {
     match call(socket, method, ()) {
         Ok(()) => anyhow::bail!("{method} was answered"),
@@ -60,7 +60,7 @@ pub fn refusal(socket: &Path, method: &str) -> anyhow::Result<Failure> {
     }
 }
 
-/// Returns the health of a service; an empty name means the process.
+/// Returns the health of a service; an empty name means the health of the whole process.
 pub fn health(socket: &Path, service: &str) -> anyhow::Result<ServingStatus> {
     let mut request = Request::new(HealthCheckRequest {
         service: service.to_owned(),
@@ -73,7 +73,7 @@ pub fn health(socket: &Path, service: &str) -> anyhow::Result<ServingStatus> {
     Ok(answered?.into_inner().status())
 }
 
-/// The health of a process as it changes.
+/// A stream of the health of a process, with each change.
 #[derive(Debug)]
 pub struct HealthWatch {
     runtime: Runtime,
@@ -96,7 +96,7 @@ impl HealthWatch {
         })
     }
 
-    /// Waits until this status is reported.
+    /// Waits until the process reports this status.
     pub fn until(&mut self, status: ServingStatus) -> anyhow::Result<()> {
         let Self {
             runtime, stream, ..

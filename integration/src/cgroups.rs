@@ -13,11 +13,11 @@ use crate::{Pod, TIMEOUT, eventually};
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// A stock ztunnel's capabilities (Istio's chart), for [`Cgroups::container`].
+/// The capabilities of a stock ztunnel (Istio's chart), for [`Cgroups::container`].
 pub const ZTUNNEL_CAPABILITIES: &str = "-all,+net_admin,+net_raw,+sys_admin";
 
-/// Cgroups named like pods and containers, in the version 2 hierarchy. Must outlive their processes,
-/// since drop removes them.
+/// Cgroups with the names of pods and containers, in the version 2 hierarchy. The value must outlive the processes in
+/// its cgroups, because drop removes the cgroups.
 #[derive(Debug)]
 pub struct Cgroups {
     mount: PathBuf,
@@ -26,9 +26,9 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// Fails without root; no cgroup exists yet.
+    /// Prepares the hierarchy without creating a cgroup. Fails without root.
     pub fn new() -> anyhow::Result<Self> {
-        // Another isolation may use the same process number.
+        // A process in another isolation may have the same process number.
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("inpod-test-{now}-{number}");
@@ -69,7 +69,7 @@ impl Cgroups {
         Ok(path)
     }
 
-    /// Names them like containerd and the systemd driver.
+    /// Puts a process into the cgroup of a pod, with the names that containerd and the systemd driver use.
     pub fn put(&self, pod: &Pod, pid: u32) -> anyhow::Result<()> {
         let uid = pod.spec.uid.replace('-', "_");
         let mut path = self.above.clone();
@@ -84,7 +84,7 @@ impl Cgroups {
         Ok(fs::write(path.join("cgroup.procs"), pid.to_string())?)
     }
 
-    /// Returns the cgroup of a pod's container, or one below it.
+    /// Creates and returns the cgroup of a pod's container, or a cgroup below.
     pub fn path(&self, uid: &str, below: &str) -> anyhow::Result<PathBuf> {
         let mut path = self.pod(uid)?;
         path.push("c".repeat(64));
@@ -96,8 +96,8 @@ impl Cgroups {
         Ok(path)
     }
 
-    /// Becomes the program that follows it, in a pod's container with the capabilities of setpriv's `--bounding-set`.
-    /// `below` is a cgroup that the container created.
+    /// Returns a command line that executes the program after it in a pod's container, with the capabilities of
+    /// setpriv's `--bounding-set`. `below` is a cgroup that the container created.
     pub fn container(
         &self,
         uid: &str,
@@ -116,7 +116,7 @@ impl Cgroups {
 impl Drop for Cgroups {
     fn drop(&mut self) {
         for path in self.made.borrow().iter().rev() {
-            // An ended process may still be counted.
+            // The kernel may still count a process that has ended.
             eventually("the cgroup goes", TIMEOUT, || fs::remove_dir(path)).unwrap_or_default();
         }
         umount2(&self.mount, MntFlags::MNT_DETACH).unwrap_or_default();

@@ -1,21 +1,21 @@
-//! Reads from a rendered chart how its DaemonSet runs inpod.
+//! Reads from a rendered chart how the DaemonSet runs inpod.
 
 use anyhow::Context as _;
 use serde_json::Value;
 
-/// A container's part of the pod's specification.
+/// The parts of the pod specification that concern one container.
 #[derive(Clone, Debug)]
 pub struct Container {
     pub name: String,
-    /// Environment variables with literal values.
+    /// The environment variables that have literal values.
     pub environment: Vec<(String, String)>,
-    /// In the form of setpriv's `--bounding-set`.
+    /// The capabilities, in the form of setpriv's `--bounding-set`.
     pub capabilities: String,
-    /// Each with its `periodSeconds`; without the startup probe, which ends.
+    /// The probes, each with its `periodSeconds`. The startup probe is left out, because it ends.
     pub probes: Vec<Value>,
 }
 
-/// Returns the containers of the manifest's DaemonSet.
+/// Returns the containers of the DaemonSet in the manifest.
 pub fn containers(manifest: &str) -> anyhow::Result<Vec<Container>> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(manifest)?;
     let is_daemonset =

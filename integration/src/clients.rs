@@ -1,4 +1,4 @@
-//! Clients in pods connect at a constant rate and record each outcome.
+//! Runs clients in pods, which connect at a constant rate and record each outcome.
 
 use std::{
     collections::BTreeSet,
@@ -18,20 +18,20 @@ use socket2::{Domain, Socket, Type};
 
 use crate::{Access, Pod, TIMEOUT, eventually, source_seen};
 
-/// For a connection and its answer.
+/// The time for a connection, and again for the answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub struct Attempt {
     pub uid: String,
     pub at: Instant,
-    /// None if not even a port could be bound.
+    /// The client's address, or None if not even a port could be bound.
     pub from: Option<SocketAddr>,
-    /// The source that the application saw, or the error.
+    /// The source address that the application saw, or the error.
     pub outcome: Result<IpAddr, String>,
 }
 
-/// One client in each pod, at a constant rate.
+/// A client in each pod, connecting at a constant rate.
 #[derive(Debug)]
 pub struct Clients {
     stop: Arc<AtomicBool>,
@@ -40,13 +40,13 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Attempts are spread over the period.
+    /// Starts the clients, whose attempts are spread over the period.
     pub fn start(pods: &[&Pod], to: SocketAddr, period: Duration) -> Self {
         let places = pods.iter().map(|pod| (pod.spec.uid.as_str(), pod.path()));
         Self::start_in(&places.collect::<Vec<_>>(), to, period)
     }
 
-    /// Starts them in any netns, each with a name instead of a UID.
+    /// Starts clients in any netns; each has a name instead of a UID.
     pub fn start_in(places: &[(&str, &Path)], to: SocketAddr, period: Duration) -> Self {
         let (stop, made) = (Arc::default(), Arc::default());
         let spread = period / u32::try_from(places.len().max(1)).unwrap_or(u32::MAX);
@@ -137,13 +137,13 @@ impl Client {
 pub struct Tally {
     pub made: usize,
     pub failed: usize,
-    /// By the ztunnel that accepted them, in the order of the logs.
+    /// The number of connections that each ztunnel accepted, in the order of the logs.
     pub taken_by: Vec<usize>,
-    /// Successful attempts that bypassed every ztunnel.
+    /// The number of successful attempts that bypassed every ztunnel.
     pub around: usize,
 }
 
-/// The ztunnels' logs are the evidence of the path.
+/// Counts the attempts by outcome and path. The logs of the ztunnels are the evidence of the path.
 pub fn tally(attempts: &[Attempt], logs: &[Vec<Access>]) -> Tally {
     let mut tally = Tally {
         made: attempts.len(),

@@ -3,12 +3,12 @@ use std::{
     process::ExitCode,
 };
 
-/// Answers `--help`, `--version` and any command line that `accepts` rejects. Returns an exit code then: the program
-/// does nothing else. `usage` begins with the program's name.
+/// Answers `--help`, `--version` and any command line that `accepts` rejects. Returns an exit code if there was an
+/// answer: the program then does nothing else. `usage` begins with the program's name.
 pub fn answer(usage: &str, accepts: impl Fn(&[&str]) -> bool) -> Option<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    // A reader may have closed the pipe.
+    // A failed write is ignored, because the reader may have closed the pipe.
     if let ["--help" | "-h", ..] = arguments.as_slice() {
         writeln!(io::stdout(), "{usage}").unwrap_or_default();
         return Some(ExitCode::SUCCESS);

@@ -1,4 +1,5 @@
-//! inpod as its chart deploys it: the chart's settings, capabilities and cgroups, and pods of a real API server.
+//! Runs inpod as its chart deploys it: with the settings, capabilities and cgroups of the chart, and the pods of a real
+//! API server.
 
 use std::{
     cell::Cell,
@@ -16,15 +17,15 @@ use crate::{
     chart::{self, Container},
 };
 
-/// A part of the DaemonSet that does nothing for a pod.
+/// The container of the DaemonSet that does nothing for a single pod.
 const INSTALLER: &str = "installer";
 
 const ISTIO_SYSTEM: &str = "istio-system";
 
-/// Plugins, or processes of pods, that start at once.
+/// The number of plugins, or processes of pods, that start at once.
 const AT_ONCE: usize = 4;
 
-/// A pod's choice by its label.
+/// A pod's choice whether to join the mesh, made by its label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mesh {
     Inside,
@@ -36,20 +37,20 @@ pub enum Mesh {
 pub struct DeployedNode {
     pub node: Node,
     pub server: Arc<ApiServer>,
-    /// The namespace of new pods.
+    /// The namespace in which new pods are created.
     pub namespace: String,
-    /// The containers of the agent.
+    /// The containers of the agent's pod.
     pub containers: Vec<Container>,
     programs: PathBuf,
-    /// Names the cgroup of the agent's pod.
+    /// The UID of the agent's pod, which names the cgroup.
     uid: String,
     next: Cell<usize>,
-    /// Dropped after the processes.
+    /// The cgroups, which must be dropped after the processes.
     pub cgroups: Cgroups,
 }
 
 impl DeployedNode {
-    /// Prepares a node; nothing runs yet. The agent's programs are in a directory.
+    /// Prepares a node on which nothing runs yet. `programs` is the directory of the agent's programs.
     pub fn new(
         server: &Arc<ApiServer>,
         node: Node,
@@ -84,7 +85,7 @@ impl DeployedNode {
         name.clone_into(&mut self.namespace);
         let metadata = json!({"name": name, "labels": {"kubernetes.io/metadata.name": name}});
         let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
-        // Another node of the server may have created it.
+        // Another node of the same server may have created the namespace.
         let get = || self.server.get(&self.namespace_path());
         let create = || self.server.create("/api/v1/namespaces", &object);
         let known = get().or_else(|_| create()).or_else(|_| get());
@@ -150,12 +151,12 @@ impl DeployedNode {
         names().try_for_each(|name| self.node.until_ended(name).map(drop))
     }
 
-    /// Returns a command line that puts the program after it into a container of the agent's pod.
+    /// Returns a command line that executes the program after it in a container of the agent's pod.
     pub fn within(&self, container: &str, capabilities: &str) -> anyhow::Result<Vec<String>> {
         self.cgroups.container(&self.uid, container, capabilities)
     }
 
-    /// Returns the cgroup of the agent's pod, or that of one of its containers.
+    /// Returns the cgroup of the agent's pod, or of one container in the pod.
     pub fn cgroup(&self, container: Option<&str>) -> anyhow::Result<PathBuf> {
         container.map_or_else(
             || self.cgroups.pod(&self.uid),
@@ -167,7 +168,7 @@ impl DeployedNode {
         self.programs.join(name)
     }
 
-    /// Returns the chart's settings, with the paths and the name of this node.
+    /// Returns the settings of the chart, with the paths and the name of this node.
     pub fn environment(&self, container: &Container) -> Vec<(String, PathBuf)> {
         let node = &self.node;
         let shipped = container.environment.iter();
@@ -188,7 +189,7 @@ impl DeployedNode {
         shipped.chain(own).collect()
     }
 
-    /// Returns how the services' logs end.
+    /// Returns the ends of the services' logs.
     pub fn logs(&self) -> String {
         let names = self.containers.iter().map(|container| &container.name);
         let logs = names.map(|name| format!("--- {name}\n{}\n", self.node.tail(name, 15)));
@@ -201,7 +202,7 @@ impl DeployedNode {
         self.named_sandboxes(&pods.collect::<Vec<_>>())
     }
 
-    /// Creates pods like [`Self::sandboxes`], some with a name of their own.
+    /// Creates pods like [`Self::sandboxes`], of which some have a given name.
     pub fn named_sandboxes(&self, pods: &[(Option<&str>, Mesh)]) -> anyhow::Result<Vec<Pod>> {
         let mut objects = Vec::new();
         let mut specs = Vec::new();
@@ -240,7 +241,7 @@ impl DeployedNode {
         pods.try_for_each(|pod| self.node.until_known(&pod.spec))
     }
 
-    /// Returns the path of the objects of these pods.
+    /// Returns the API path that selects the objects of these pods.
     fn selected<'a>(&self, specs: impl IntoIterator<Item = &'a Spec>) -> String {
         let labels = specs.into_iter().flat_map(|spec| &spec.labels);
         let apps = labels.filter(|(name, _)| *name == "app");
@@ -252,7 +253,7 @@ impl DeployedNode {
         )
     }
 
-    /// Prepares a call of the plugin as the runtime makes it, in the node's network.
+    /// Prepares a call of the plugin in the node's network, as the runtime makes the call.
     pub fn call(
         &self,
         verb: fn(&Pod, &Path, &Path) -> Call,
@@ -261,7 +262,7 @@ impl DeployedNode {
         Ok(self.plugin_call(self.program("inpod-cni"), self.node.call(verb, pod)))
     }
 
-    /// Prepares a call of another plugin.
+    /// Prepares a call of the given plugin, for example of another release.
     pub fn plugin_call(&self, plugin: PathBuf, call: Call) -> PluginCall<'_> {
         PluginCall {
             deployed: self,
@@ -274,7 +275,7 @@ impl DeployedNode {
         self.call(Call::add, pod)?.succeed()
     }
 
-    /// Has the API server mark pods as terminating, which the kubelet waits for before it ends their containers.
+    /// Has the API server mark pods as terminating. The kubelet waits for the mark before it ends the containers.
     pub fn terminate(&self, pods: &[&Pod]) -> anyhow::Result<()> {
         for pod in pods {
             let options = json!({"gracePeriodSeconds": 30});
@@ -290,7 +291,7 @@ impl DeployedNode {
         self.server.delete(&self.selected(specs))
     }
 
-    /// Gives pods a process in their cgroups, and their objects the addresses, as a kubelet does.
+    /// Starts a process in the cgroup of each pod, and writes the addresses to the pods' objects, as a kubelet does.
     pub fn inhabitants(&self, pods: &[Pod]) -> anyhow::Result<Vec<Inhabitant>> {
         let start = |pods: &[Pod]| pods.iter().map(Inhabitant::of).collect::<Vec<_>>();
         let inhabitants = thread::scope(|scope| {
@@ -315,7 +316,7 @@ impl DeployedNode {
     }
 }
 
-/// A call of a plugin that can be repeated.
+/// A prepared call of a plugin, which can be repeated.
 #[derive(Debug)]
 pub struct PluginCall<'a> {
     deployed: &'a DeployedNode,
@@ -342,7 +343,7 @@ impl PluginCall<'_> {
         Ok(outcome)
     }
 
-    /// Runs some at once.
+    /// Runs all calls, [`AT_ONCE`] of them at once.
     pub fn all_succeed(calls: &[Self]) -> anyhow::Result<()> {
         for calls in calls.chunks(AT_ONCE) {
             let running = calls.iter().map(Self::start);

@@ -5,16 +5,16 @@ use serde_json::Value;
 
 use crate::Pod;
 
-/// A connection in the reference ztunnel's access log.
+/// A connection in the access log of the reference ztunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
     pub event: String,
-    /// Accepted in the netns of this UID's pod.
+    /// The UID of the pod in whose netns the connection was accepted.
     pub uid: String,
     pub listener: u64,
     pub destination: Option<SocketAddr>,
     pub source: Option<SocketAddr>,
-    /// Whom the other end of a tunnel proved to be; of `closed` lines.
+    /// The identity that the other end of a tunnel proved; only in `closed` lines.
     pub peer: Option<String>,
     pub error: Option<String>,
 }
@@ -43,7 +43,7 @@ impl Access {
     }
 }
 
-/// Returns packets counted by a pod's rules containing `rule`.
+/// Returns the number of packets that the rules of a pod containing `rule` have counted.
 pub fn counters(pod: &Pod, rule: &str) -> anyhow::Result<u64> {
     let ruleset = pod.ruleset()?;
     let packets = |line: &str| {

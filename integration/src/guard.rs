@@ -25,17 +25,17 @@ pub fn guard() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A user namespace with a single user, as in an isolation without root.
+/// Returns whether the user namespace has a single user, as in an isolation without root.
 pub fn is_alone() -> bool {
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     map.split_whitespace().last() == Some("1")
 }
 
-/// Reports the current test as one that cannot run here: `integration/test` names it in its verdict.
+/// Reports the current test as a test that cannot run here: `integration/test` names the test in its verdict.
 ///
 /// # Panics
 ///
-/// If that file cannot be written.
+/// Panics if the file with the reports cannot be written.
 #[expect(clippy::expect_used, reason = "a test that would pass unseen fails")]
 pub fn not_run(why: impl Display) {
     let Some(path) = std::env::var_os("INTEGRATION_NOT_RUN") else {
@@ -57,11 +57,11 @@ pub fn is_full_run() -> bool {
     is_full
 }
 
-/// Reports the current test as one that needs more than the single user of an isolation without root.
+/// Reports the current test as a test that needs more users than the single user of an isolation without root.
 ///
 /// # Panics
 ///
-/// Where there are more.
+/// Panics if the isolation has more users.
 pub fn not_run_alone(why: impl Display) {
     assert!(is_alone(), "{why}");
     not_run(why);

@@ -8,12 +8,12 @@ use anyhow::{Context as _, ensure};
 
 use crate::{Pod, TIMEOUT, eventually};
 
-/// A process like a container's, killed on drop.
+/// A process in a pod, like a container's, which is killed on drop.
 #[derive(Debug)]
 pub struct Inhabitant(Child);
 
 impl Inhabitant {
-    /// Returns once it is in the pod.
+    /// Starts a process, and returns once the process is in the pod.
     pub fn of(pod: &Pod) -> anyhow::Result<Self> {
         let net = format!("--net={}", pod.path().display());
         let child = Command::new("nsenter")
@@ -40,7 +40,7 @@ impl Inhabitant {
 
 impl Drop for Inhabitant {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The kill fails if the process has ended already.
         self.0.kill().unwrap_or_default();
         self.0.wait().map(drop).unwrap_or_default();
     }

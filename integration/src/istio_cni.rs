@@ -1,4 +1,4 @@
-//! A real istio-cni: its programs, with the settings and rights that its chart gives by default.
+//! Runs a real istio-cni: its programs, with the settings and rights that its chart gives by default.
 
 use std::{
     collections::BTreeMap,
@@ -18,16 +18,17 @@ use serde_json::{Value, json};
 
 use crate::{ApiServer, Call, Node, eventually, run};
 
-/// ztunnel reconnects within 15 s; istio-cni's pods end within 30 s. It reconciles a full node for longer.
+/// The time for a start. ztunnel reconnects within 15 s, and istio-cni's pods end within 30 s; the reconciliation of a
+/// full node takes longer.
 const START: Duration = Duration::from_secs(300);
 
-/// The value of the chart's `terminationGracePeriodSeconds`.
+/// The value of `terminationGracePeriodSeconds` in the chart.
 const GRACE: Duration = Duration::from_secs(30);
 
 const NAMESPACE: &str = "/api/v1/namespaces/istio-system";
 const DAEMONSET: &str = "/apis/apps/v1/namespaces/istio-system/daemonsets/istio-cni-node";
 
-/// Returns what `need_istio_cni` of `integration/setup.sh` makes.
+/// Returns the directory of the programs that `need_istio_cni` of `integration/setup.sh` provides.
 pub fn istio_cni_programs() -> anyhow::Result<PathBuf> {
     let dir = std::env::var_os("ISTIO_CNI").map(PathBuf::from);
     let found = dir.filter(|dir| dir.join("install-cni").is_file());
@@ -35,7 +36,7 @@ pub fn istio_cni_programs() -> anyhow::Result<PathBuf> {
         .context("ISTIO_CNI names no directory with install-cni: run ./integration/test kubernetes")
 }
 
-/// The objects of its chart that its processes or tests read.
+/// The objects of the chart that istio-cni's processes or the tests read.
 const OBJECTS: &str = include_str!("istio_cni/objects.yaml");
 
 /// A real istio-cni on a node.
@@ -44,7 +45,7 @@ pub struct IstioCni {
     server: Arc<ApiServer>,
     programs: PathBuf,
     node: String,
-    /// The argument of nsenter for the node's network.
+    /// The argument of nsenter that selects the node's network.
     network: String,
     kubeconfig: PathBuf,
     zds_socket: PathBuf,
@@ -53,7 +54,7 @@ pub struct IstioCni {
 }
 
 impl IstioCni {
-    /// The directory contains the node's `host/`, with its CNI directories.
+    /// Prepares istio-cni on a node. The directory contains the node's `host/`, with its CNI directories.
     pub fn new(server: &Arc<ApiServer>, node: &Node, programs: &Path, dir: &Path) -> Self {
         Self {
             server: Arc::clone(server),
@@ -67,8 +68,8 @@ impl IstioCni {
         }
     }
 
-    /// Creates its objects, except for the processes, with settings that differ from the chart's defaults; returns
-    /// their manifest.
+    /// Creates the objects of istio-cni, without the processes. The settings replace defaults of the chart; returns the
+    /// manifest of the objects.
     pub fn deploy(&self, settings: &[(&str, &str)]) -> anyhow::Result<&'static str> {
         self.server.apply(OBJECTS)?;
         let config = format!("{NAMESPACE}/configmaps/istio-cni-config");
@@ -78,13 +79,13 @@ impl IstioCni {
         Ok(OBJECTS)
     }
 
-    /// Starts the agent, which `within` executes, with a log level; returns once it is ready.
+    /// Starts the agent through the command line `within`, with a log level; returns once the agent is ready.
     pub fn start(&mut self, within: &[&str], log_level: &str) -> anyhow::Result<()> {
         self.execute(within, log_level)?;
         eventually("istio-cni is ready", START, || self.is_ready())
     }
 
-    /// Acts like `kubectl delete daemonset --cascade=orphan` and the garbage collector.
+    /// Deletes the DaemonSet like `kubectl delete daemonset --cascade=orphan` and the garbage collector.
     pub fn delete_daemonset(&self) -> anyhow::Result<()> {
         let orphan = json!({"propagationPolicy": "Orphan"});
         self.server.delete_with(DAEMONSET, &orphan)?;
@@ -92,8 +93,8 @@ impl IstioCni {
         self.server.patch(DAEMONSET, &orphaned).map(drop)
     }
 
-    /// Acts like `kubectl delete pod`: SIGTERM, then SIGKILL after the grace period. Returns whether
-    /// it ended by itself.
+    /// Ends the agent like `kubectl delete pod`: by SIGTERM, then by SIGKILL after the grace period. Returns whether
+    /// the agent ended by itself.
     pub fn delete_pod(&mut self) -> anyhow::Result<bool> {
         let mut process = self.process.take().context("it does not run")?;
         let pid = Pid::from_raw(i32::try_from(process.id())?);
@@ -113,7 +114,8 @@ impl IstioCni {
         fs::read_to_string(self.dir.join("log")).unwrap_or_default()
     }
 
-    /// Returns a call of the chain's other plugins as a call of Istio's.
+    /// Turns a call of the chain's other plugins into a call of Istio's plugin, with the keys of its entry in the
+    /// chain.
     pub fn to_istio_call(&self, call: Call) -> anyhow::Result<Call> {
         let mut lists: Vec<Value> = Vec::new();
         for entry in fs::read_dir(self.dir.join("host/etc/cni/net.d"))? {
@@ -135,7 +137,7 @@ impl IstioCni {
             .fold(call, |call, (key, value)| call.with_key(&key, value)))
     }
 
-    /// Mounted as the kubelet does in the pod.
+    /// Writes the files of the service account that the kubelet mounts in the pod.
     fn account(&self) -> anyhow::Result<()> {
         let request =
             json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
@@ -180,7 +182,7 @@ impl IstioCni {
         Ok(())
     }
 
-    /// Returns the ConfigMap, the DaemonSet's additions, and this test's paths.
+    /// Returns the environment of the agent: the ConfigMap, the additions of the DaemonSet, and the paths of this test.
     fn environment(&self) -> anyhow::Result<Vec<(String, String)>> {
         let path = format!("{NAMESPACE}/configmaps/istio-cni-config");
         let map = self.server.get(&path)?;
@@ -206,7 +208,7 @@ impl IstioCni {
             ("KUBERNETES_SERVICE_PORT", "6443"),
             ("ZTUNNEL_UDS_ADDRESS", &zds),
             ("CNI_AGENT_RUN_DIR", &run_dir),
-            // pod-events uses that port here.
+            // pod-events uses Istio's default port here.
             ("MONITORING_PORT", "0"),
         ] {
             all.push((name.to_owned(), value.to_owned()));

@@ -1,5 +1,5 @@
-//! A Kubernetes cluster of one node: API server, controllers and scheduler in one network, a [`Machine`] with
-//! containerd and a kubelet in another.
+//! A Kubernetes cluster with a single node: the API server, the controllers and the scheduler share a network, and a
+//! [`Machine`] with containerd and a kubelet has its own.
 
 mod files;
 mod image;
@@ -32,32 +32,32 @@ use crate::{
 
 pub const NODE: &str = "node-1";
 
-/// For components in sequence. A kubelet retries a refused sandbox after about 12 s; a container's third restart
-/// waits up to 40 s.
+/// The time for several components in sequence. A kubelet retries a refused sandbox after about 12 s; the third restart
+/// of a container waits up to 40 s.
 pub const LONG: Duration = Duration::from_secs(120);
 
-/// As clusters have them: pods run as existing service accounts and may request root's rights. The server calls a
-/// Service's pods itself, since nothing here translates Service addresses.
+/// The server's flags, like those of usual clusters: pods run as existing service accounts and may request root's
+/// rights. The server calls the pods of a Service itself, because nothing here translates Service addresses.
 const SETTINGS: &[&str] = &[
     "--allow-privileged=true",
     "--kubelet-preferred-address-types=InternalIP",
     "--enable-aggregator-routing=true",
 ];
 
-/// Everything in it ends on drop.
+/// A running cluster; all its processes end on drop.
 #[derive(Debug)]
 pub struct Cluster {
     pub machine: Machine,
-    /// Outside the cluster, with a route to its pods.
+    /// A network outside the cluster, with a route to the cluster's pods.
     pub outside: Netns,
     controllers: Mutex<Vec<Child>>,
     pub server: Arc<ApiServer>,
 }
 
 impl Cluster {
-    /// The node is ready and has these images.
+    /// Starts a cluster, whose node is ready and has these images.
     pub fn start(images: &[Image]) -> anyhow::Result<Self> {
-        // Names missing programs before anything starts.
+        // A missing program is named before anything starts.
         for name in ["KUBE_CONTROLLER_MANAGER", "KUBE_SCHEDULER", "KUBELET"] {
             tool(name)?;
         }
@@ -79,7 +79,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts a component in the API server's network.
+    /// Starts a component in the network of the API server.
     fn control(&self, variable: &str, flags: &[String]) -> anyhow::Result<()> {
         let (server, name) = (&self.server, variable.to_lowercase());
         let kubeconfig = server.file("admin.kubeconfig");
@@ -99,7 +99,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns selected pods without terminating ones.
+    /// Returns the selected pods, without terminating pods.
     pub fn pods(&self, namespace: &str, label: &str) -> anyhow::Result<Vec<Value>> {
         let label = label.replace('=', "%3D").replace('/', "%2F");
         let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector={label}");
@@ -114,7 +114,7 @@ impl Cluster {
             .collect())
     }
 
-    /// Waits until this many are selected and ready.
+    /// Waits until `count` pods are selected and ready.
     pub fn until_ready(
         &self,
         namespace: &str,
@@ -141,14 +141,14 @@ impl Cluster {
         self.server.create("/api/v1/namespaces", &object).map(drop)
     }
 
-    /// Makes a namespace's pods join the mesh.
+    /// Makes the pods of a namespace join the mesh, or leave the mesh.
     pub fn label_namespace(&self, name: &str, mode: Option<&str>) -> anyhow::Result<()> {
         let change = json!({"metadata": {"labels": {"istio.io/dataplane-mode": mode}}});
         let path = format!("/api/v1/namespaces/{name}");
         self.server.patch(&path, &change).map(drop)
     }
 
-    /// Runs as a user with every right at the API server, on no node.
+    /// Runs `inpod` as a user with every right at the API server, outside any node.
     pub fn person(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let mut command = enter(self.server.netns(), &bin("inpod")?);
         let kubeconfig = self.server.file("admin.kubeconfig");
@@ -156,7 +156,7 @@ impl Cluster {
         succeeded("inpod", &command.output()?)
     }
 
-    /// The end of every log and the Events explain a failure.
+    /// Returns the end of every log and the Events, which explain a failure.
     pub fn diagnostics(&self) -> String {
         logs::diagnostics(self)
     }
@@ -173,7 +173,7 @@ impl Drop for Cluster {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         for child in all.iter_mut() {
-            // It may have ended already.
+            // The kill fails if the process has ended already.
             child.kill().unwrap_or_default();
             child.wait().map(drop).unwrap_or_default();
         }
@@ -192,7 +192,7 @@ fn controller_manager(server: &ApiServer) -> Vec<String> {
             file(&server.file("sa.key"))
         ),
         format!("--root-ca-file={}", file(&server.authority())),
-        // Notices a node's restart soon.
+        // The controller then notices the restart of a node soon.
         "--node-monitor-period=1s".to_owned(),
         "--node-monitor-grace-period=20s".to_owned(),
     ]
@@ -209,7 +209,7 @@ fn outside(server: &ApiServer) -> anyhow::Result<Netns> {
     Ok(netns)
 }
 
-/// The node knows the way to them.
+/// Adds routes to the pods by way of the node, which knows how to reach the pods.
 fn route_to_pods(netns: &Netns) -> anyhow::Result<()> {
     let via = machine::ADDRESS;
     files::PODS.iter().try_for_each(|pods| {
@@ -235,7 +235,7 @@ pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-/// Formats one line: its phase and its containers' last states.
+/// Formats a pod in one line: the phase of the pod and the last states of its containers.
 fn summary(pod: &Value) -> String {
     let of = |pointer| pod.pointer(pointer).and_then(Value::as_array);
     let kinds = ["/status/initContainerStatuses", "/status/containerStatuses"];

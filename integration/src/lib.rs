@@ -1,8 +1,8 @@
 //! The test harness: a node in namespaces, real clients, and scenarios with the real binaries.
 //!
-//! A [`Node`] is a network namespace with a bridge and a directory; services, ztunnel and plugin are the real
-//! binaries, run as in production. A [`Pod`] is a network namespace with a veth, as a CNI chain leaves it. Everything
-//! runs behind `integration/isolate`; [`guard`] refuses to run elsewhere.
+//! A [`Node`] is a network namespace with a bridge and a directory; services, ztunnel and plugin are the real binaries,
+//! run as in production. A [`Pod`] is a network namespace with a veth, as a CNI chain leaves a pod. All tests run
+//! behind `integration/isolate`; [`guard`] refuses to run elsewhere.
 
 mod api;
 mod api_proxy;
@@ -56,10 +56,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// For what should hold at once. Machines are noisy.
+/// The timeout for conditions that should hold at once. The timeout is long because test machines are noisy.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Fails after `patience` with the last error.
+/// Repeats `look` until it succeeds, and fails after `patience` with the last error.
 pub fn eventually<T, E: Display>(
     what: &str,
     patience: Duration,

@@ -23,10 +23,10 @@ use crate::{
 
 pub const SERVICES: [&str; 3] = ["netconfig", "ztunnel-broker", "pod-events"];
 
-/// Numbers nodes and sandboxes of one process, so that tests can run in parallel.
+/// Numbers the nodes and sandboxes of one process, so that tests can run in parallel.
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// A network namespace with a bridge, a directory, and their processes.
+/// A network namespace with a bridge, a directory, and the processes of a node.
 #[derive(Debug)]
 pub struct Node {
     name: String,
@@ -37,12 +37,12 @@ pub struct Node {
     next_address: Cell<u16>,
     bridges: Cell<u16>,
     keep: Cell<bool>,
-    /// pod-events' flags for its source of pods.
+    /// The flags of pod-events that select its source of pods.
     pods_from: Vec<String>,
 }
 
 impl Node {
-    /// Has its bridge, but no processes.
+    /// Creates a node with its bridge, but without processes.
     pub fn new() -> anyhow::Result<Self> {
         guard()?;
         let name = format!(
@@ -50,7 +50,7 @@ impl Node {
             std::process::id(),
             NEXT.fetch_add(1, Ordering::Relaxed)
         );
-        // Short and in memory: a socket's path has at most 107 bytes.
+        // The path is short because the path of a socket has at most 107 bytes, and in memory.
         let dir = PathBuf::from("/run").join(&name);
         for part in ["pods", "log", "plugin"] {
             fs::create_dir_all(dir.join(part))
@@ -96,7 +96,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Starts all services; returns when ztunnel is up to date.
+    /// Creates a node and starts all services; returns when ztunnel is up to date.
     pub fn running() -> anyhow::Result<Self> {
         let node = Self::new()?;
         node.start_all()?;
@@ -139,7 +139,7 @@ impl Node {
         &self.api
     }
 
-    /// Dropping the node then leaves everything in place.
+    /// Keeps the node: a drop then leaves everything in place.
     pub fn keep(&self) {
         self.keep.set(true);
     }
@@ -156,7 +156,7 @@ impl Drop for Node {
             return;
         }
         for child in self.processes.borrow_mut().values_mut() {
-            // It may have ended already.
+            // The kill fails if the process has ended already.
             child.kill().unwrap_or_default();
             child.wait().map(drop).unwrap_or_default();
         }

@@ -1,4 +1,4 @@
-//! Charts over time, in SVG.
+//! Draws charts over time, as SVG.
 
 use std::fmt::{self, Write as _};
 
@@ -9,10 +9,10 @@ const HEIGHT: f64 = 240.0;
 const MARGIN: f64 = 50.0;
 const LANE: f64 = 14.0;
 
-/// Points of a line, or beginnings and ends of a lane's spans.
+/// The points of a line, or the beginnings and ends of the spans in a lane.
 pub type Pairs = Vec<(f64, f64)>;
 
-/// Lines by name, in the colours of their names.
+/// A chart with lines by name; lines with the same name have the same colour.
 #[derive(Debug)]
 pub struct Panel<'a> {
     pub title: &'a str,
@@ -21,7 +21,7 @@ pub struct Panel<'a> {
     pub lines: Vec<(&'a str, Pairs)>,
 }
 
-/// Shows three significant digits.
+/// Formats a value with three significant digits.
 pub fn number(value: f64) -> String {
     match value {
         large if large >= 100.0 => format!("{large:.0}"),
@@ -42,7 +42,7 @@ impl Panel<'_> {
             .fold(f64::MIN_POSITIVE, f64::max)
     }
 
-    /// Draws a chart whose upper left corner is at (x, y).
+    /// Draws the chart; its upper left corner is at (x, y).
     fn draw(&self, svg: &mut String, (x, y): (f64, f64), width: f64) -> fmt::Result {
         let (left, top) = (x + MARGIN, y + MARGIN / 2.0);
         let (width, height) = (width - MARGIN * 1.5, HEIGHT - MARGIN);
@@ -83,7 +83,8 @@ impl Panel<'_> {
     }
 }
 
-/// Draws each row's panels with their shares of the width, then lanes: spans on the last panel's axis.
+/// Draws the panels of each row with their shares of the width, then the lanes, whose spans have the axis of the last
+/// panel.
 pub fn picture(
     rows: &[&[(f64, Panel<'_>)]],
     lanes: &[(&str, Pairs)],

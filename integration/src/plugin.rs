@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{Pod, bin};
 
-/// A plugin call exactly as containerd makes it, recorded from a real one.
+/// A call of the plugin exactly as containerd makes it, recorded from a real call.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub environment: Vec<(String, String)>,
@@ -20,7 +20,7 @@ pub struct Call {
 
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// -1 if a signal ended the process.
+    /// The exit code, or -1 if a signal ended the process.
     pub code: i32,
     pub stdout: String,
     pub stderr: String,
@@ -32,12 +32,12 @@ impl Call {
         Self::with_verb("ADD", pod, agent_socket, state_dir, true, true)
     }
 
-    /// Returns the first DEL, at StopPodSandbox.
+    /// Returns the first DEL, which a runtime makes at StopPodSandbox.
     pub fn del(pod: &Pod, agent_socket: &Path, state_dir: &Path) -> Self {
         Self::with_verb("DEL", pod, agent_socket, state_dir, true, true)
     }
 
-    /// Returns the second DEL, at RemovePodSandbox: without netns and result.
+    /// Returns the second DEL, which a runtime makes at RemovePodSandbox: without netns and result.
     pub fn del_again(pod: &Pod, agent_socket: &Path, state_dir: &Path) -> Self {
         Self::with_verb("DEL", pod, agent_socket, state_dir, false, false)
     }
@@ -120,7 +120,7 @@ impl Call {
         self.start()?.wait()
     }
 
-    /// Executes another release's plugin.
+    /// Runs the call with the plugin of another release.
     pub fn run_by(&self, plugin: &Path) -> anyhow::Result<Outcome> {
         self.start_by(plugin)?.wait()
     }
@@ -173,7 +173,7 @@ impl Running {
             .context("the plugin has a standard input")?
             .write_all(stdin);
         match written {
-            // It may leave refused input unread.
+            // The plugin may leave the input unread if it refuses the call.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
                 Err(error).context("the plugin does not read")
             }
@@ -181,7 +181,7 @@ impl Running {
         }
     }
 
-    /// Kills it like a runtime after its time limit.
+    /// Kills the plugin, like a runtime after its time limit.
     pub fn kill(mut self) -> anyhow::Result<Outcome> {
         self.child.kill().context("cannot kill the plugin")?;
         self.wait()
@@ -201,7 +201,7 @@ impl Running {
     }
 }
 
-/// Returns the chain's result in containerd 1.6's form, with bridge and host-local.
+/// Returns the result of the chain in the form of containerd 1.6, with bridge and host-local.
 fn prev_result(pod: &Pod, path: &str) -> Value {
     json!({
         "cniVersion": "1.0.0",
@@ -227,8 +227,8 @@ impl Outcome {
         Ok(error)
     }
 
-    /// Returns the error's code and text, `msg; details`, as a runtime shows them. Anything but exit code 1 and
-    /// an error object fails.
+    /// Returns the code and the text of the error, `msg; details`, as a runtime shows errors. Fails unless the plugin
+    /// exited with code 1 and an error object.
     pub fn refusal(&self) -> anyhow::Result<(u64, String)> {
         anyhow::ensure!(self.code == 1, "exit code {}: {self:?}", self.code);
         let error = self.error()?;

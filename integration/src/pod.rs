@@ -15,9 +15,9 @@ pub struct Spec {
     pub name: String,
     pub uid: String,
     pub mode: Option<String>,
-    /// None before the pod runs.
+    /// The addresses of the pod; none before the pod runs.
     pub addresses: Vec<IpAddr>,
-    /// Its annotation declares it redirected.
+    /// The annotation of the pod declares the pod as redirected.
     pub is_redirected: bool,
     /// Further labels, name and value.
     pub labels: Vec<(&'static str, String)>,
@@ -29,7 +29,7 @@ pub struct Spec {
     pub init_containers: Vec<String>,
 }
 
-/// Istio's injected sidecar, except for its name.
+/// Istio's injected sidecar, except for the name.
 const SIDECAR: &str =
     "image: proxyv2, args: [proxy, sidecar], securityContext: {runAsUser: 1337, runAsGroup: 1337}";
 
@@ -39,7 +39,7 @@ fn lines(all: &[(&str, String)]) -> String {
 }
 
 impl Spec {
-    /// Creates a pod of `shop` without labels.
+    /// Creates a pod in the namespace `shop`, without labels.
     pub fn new(name: &str) -> Self {
         Self {
             namespace: "shop".to_owned(),
@@ -150,7 +150,7 @@ impl Spec {
     }
 }
 
-/// A network namespace as a CNI chain leaves it.
+/// The network namespace of a pod, as a CNI chain leaves it.
 #[derive(Debug)]
 pub struct Pod {
     pub spec: Spec,
@@ -174,7 +174,8 @@ impl Pod {
         exec_in(self.path(), command)
     }
 
-    /// Waits until the kernel has checked that the pod's addresses are unique: it adds routes until then.
+    /// Waits until the kernel has checked that the addresses of the pod are unique, because the kernel adds routes
+    /// until then.
     pub fn until_addresses_are_checked(&self) -> anyhow::Result<()> {
         eventually("the addresses are checked", TIMEOUT, || {
             let tentative = self.exec(&["ip", "-6", "addr", "show", "tentative"])?;
@@ -187,7 +188,7 @@ impl Pod {
         self.exec(&["nft", "list", "ruleset"])
     }
 
-    /// Returns everything of inpod's in the netns: tables, ip rules and routes, one per line.
+    /// Returns all traces of inpod in the netns, one per line: tables, ip rules and routes.
     pub fn traces(&self) -> anyhow::Result<Vec<String>> {
         let commands: [&[&str]; 5] = [
             &["nft", "list", "tables"],
@@ -198,7 +199,7 @@ impl Pod {
         ];
         let mut traces = Vec::new();
         for command in commands {
-            // ip reports a routing table that never had a route as an error.
+            // For a routing table that never had a route, ip reports an error.
             let text = self.exec(command).or_else(|error| {
                 if command.contains(&"100") {
                     Ok(String::new())
@@ -211,7 +212,7 @@ impl Pod {
         Ok(traces)
     }
 
-    /// Removes the netns like a runtime after DEL.
+    /// Removes the netns, like a runtime after DEL.
     pub fn unmount(&self) -> anyhow::Result<()> {
         let name = self.path().file_name().context("a netns has a name")?;
         run("ip", &["netns".as_ref(), "del".as_ref(), name]).map(drop)
@@ -226,16 +227,16 @@ pub(crate) fn exec_in(netns: &Path, command: &[&str]) -> anyhow::Result<String> 
     run("nsenter", &arguments)
 }
 
-/// Works like `ip netns add`, and opens it.
+/// Creates a netns with `ip netns add`, and opens the netns.
 pub(crate) fn make_netns(name: &str) -> anyhow::Result<Netns> {
     run("ip", &["netns", "add", name])?;
     let path = PathBuf::from("/run/netns").join(name);
-    // Runtimes bring `lo` up before CNI.
+    // Runtimes bring `lo` up before they call CNI.
     exec_in(&path, &["ip", "link", "set", "lo", "up"])?;
     Ok(Netns::open(&path, &["/run/netns".into()])?)
 }
 
-/// Moves the thread into a new nameless network namespace, for benchmarks that need many.
+/// Moves the thread into a new nameless network namespace, for benchmarks that need many namespaces.
 pub fn fresh_netns() -> anyhow::Result<()> {
     unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")
 }

@@ -8,8 +8,8 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-/// Returns a built binary of this workspace, or of `INPOD_TEST_BINARIES`, so that an unoptimized harness
-/// can measure release binaries.
+/// Returns a built binary of this workspace, or of `INPOD_TEST_BINARIES`, so that an unoptimized harness can measure
+/// release binaries.
 pub fn bin(name: &str) -> anyhow::Result<PathBuf> {
     if let Some(directory) = std::env::var_os("INPOD_TEST_BINARIES") {
         let path = PathBuf::from(directory).join(name);
@@ -17,7 +17,7 @@ pub fn bin(name: &str) -> anyhow::Result<PathBuf> {
         return Ok(path);
     }
     let this = std::env::current_exe().context("where is this program?")?;
-    // target/<profile>/demo, or target/<profile>/deps/<test>.
+    // This program is target/<profile>/demo, or target/<profile>/deps/<test>.
     let found = this
         .ancestors()
         .skip(1)
@@ -27,7 +27,7 @@ pub fn bin(name: &str) -> anyhow::Result<PathBuf> {
     found.with_context(|| format!("{name} is not built: cargo build --workspace"))
 }
 
-/// Returns a copy that every user can run, one per process.
+/// Returns a copy of a binary that every user can run; a process makes one copy of each binary.
 pub fn bin_for_all(name: &str) -> anyhow::Result<PathBuf> {
     static COPIES: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let mut copies = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -39,15 +39,15 @@ pub fn bin_for_all(name: &str) -> anyhow::Result<PathBuf> {
     Ok(copy)
 }
 
-/// Copies a program that is to be executed. Another process writes it: one that another thread of this process starts
-/// would inherit the copy, open for writing, and nobody can execute that.
+/// Copies a program that is to be executed. Another process writes the copy: if this process did, a child started by
+/// another thread could inherit the copy open for writing, and the kernel executes no file that is open for writing.
 pub fn install_program(from: &Path, to: &Path) -> anyhow::Result<()> {
     let mode = ["-m", "755"].map(OsStr::new);
     let paths = [from.as_os_str(), to.as_os_str()];
     run("install", &[mode, paths].concat()).map(drop)
 }
 
-/// Returns standard output; an error contains standard error.
+/// Runs a program and returns its standard output; an error contains standard error.
 pub fn run<S: AsRef<OsStr>>(program: &str, arguments: &[S]) -> anyhow::Result<String> {
     let output = Command::new(program)
         .args(arguments)

@@ -1,4 +1,4 @@
-//! Forwards every gRPC call to the real service and holds a selected one, before or after it is made.
+//! Forwards every gRPC call to the real service, and holds a selected call before or after the service handles it.
 
 use std::{
     convert::Infallible,
@@ -28,13 +28,13 @@ use crate::TIMEOUT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// Before the service receives it.
+    /// Before the service receives the call.
     Before,
-    /// After the answer, before the caller receives it.
+    /// After the answer of the service, before the caller receives it.
     After,
 }
 
-/// A point of an ADD or DEL.
+/// A point in an ADD or DEL at which a call can be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     pub method: &'static str,
@@ -64,8 +64,8 @@ struct Armed {
 struct Hook(Arc<Mutex<Option<Armed>>>);
 
 impl Proxy {
-    /// Starts one between pod-events with sockets in `front` and the other services in `behind`, and between
-    /// pod-events and a plugin that calls it in `behind`.
+    /// Starts a proxy between pod-events with the sockets in `front` and the other services with the sockets in
+    /// `behind`. The proxy also stands between pod-events and a plugin that calls pod-events in `behind`.
     pub fn start(front: &Path, behind: &Path) -> anyhow::Result<Self> {
         let runtime = Runtime::new().context("no runtime")?;
         let hook = Hook::default();
@@ -94,7 +94,7 @@ impl Proxy {
 }
 
 impl Held {
-    /// Waits until the call arrives.
+    /// Waits until the selected call arrives.
     pub fn reached(&self) -> anyhow::Result<()> {
         self.reached
             .recv_timeout(TIMEOUT)
@@ -102,7 +102,7 @@ impl Held {
     }
 
     pub fn release(self) {
-        // On an error the caller is gone.
+        // An error means that the caller is gone.
         self.go.send(()).unwrap_or_default();
     }
 }
@@ -118,13 +118,13 @@ impl Hook {
             .take_if(|armed| armed.step.method == method && armed.step.moment == moment);
         if let Some(armed) = armed {
             armed.reached.send(()).unwrap_or_default();
-            // The end of a test releases everything.
+            // The end of a test releases every held call.
             armed.go.await.unwrap_or_default();
         }
     }
 }
 
-/// Serves a component's socket by the one below another directory.
+/// Serves the socket of a component below one directory, and forwards to the socket below the other.
 fn forward<S: NamedService + 'static>(
     hook: &Hook,
     from: &Path,

@@ -10,20 +10,22 @@ use anyhow::{Context as _, ensure};
 
 use crate::{Node, Pod, SERVICES, eventually, pod::exec_in};
 
-/// A connection's end is reported, not awaited: a call's resources close later.
+/// The time for the resources of a call to close. The end of a connection is reported, but the services do not wait for
+/// it.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// No change for this long: connections' ends and a first verification follow their answers shortly and would
-/// look like a loss.
+/// The time without a change after which the state counts as stable: ends of connections and a first verification
+/// follow shortly after an answer, and would look like a loss.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// Everything that a call could change on a node, one per line: rules, routes and ip rules of node and pods, claims,
-/// workloads, checkpoint and spool, each service's open namespaces, its threads', and its number of descriptors.
+/// Everything that a call could change on a node, as lines: rules, routes and ip rules of node and pods, claims,
+/// workloads, checkpoint and spool, and for each service the open namespaces, the namespaces of the threads, and the
+/// number of descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State(BTreeSet<String>);
 
 impl State {
-    /// Returns once the state no longer changes.
+    /// Records the state, once the state no longer changes.
     pub fn of(node: &Node, pods: &[&Pod]) -> anyhow::Result<Self> {
         let mut last = Self::now(node, pods)?;
         let mut since = Instant::now();
@@ -60,7 +62,7 @@ impl State {
         Ok(Self(lines))
     }
 
-    /// Waits for the same state; names what differs.
+    /// Waits until the state is the same again; an error names the differences.
     pub fn unchanged(&self, node: &Node, pods: &[&Pod]) -> anyhow::Result<()> {
         eventually("everything is as it was", SETTLE, || {
             let now = Self::now(node, pods)?;
@@ -87,7 +89,7 @@ fn network(path: &Path) -> anyhow::Result<impl Iterator<Item = String>> {
     for command in commands {
         text += &exec_in(path, command)?;
     }
-    // The kernel adds its own routes a while after an interface is up.
+    // The kernel adds its own routes some time after an interface is up.
     let ours = |line: &&str| !line.contains("proto kernel");
     let lines: Vec<_> = text.lines().filter(ours).map(str::to_owned).collect();
     Ok(lines.into_iter())
@@ -110,14 +112,14 @@ fn files(what: &str, directory: &Path) -> anyhow::Result<Vec<String>> {
     let mut lines = Vec::new();
     for entry in entries {
         let path = entry?.path();
-        // The next poll notices if it disappears.
+        // A file that has disappeared counts as empty; the next poll notices the change.
         let content = String::from_utf8_lossy(&fs::read(&path).unwrap_or_default()).into_owned();
         lines.push(format!("{what} {}: {content}", path.display()));
     }
     Ok(lines)
 }
 
-/// Returns open descriptors, and the threads' namespaces.
+/// Returns the open descriptors of a process, and the namespaces of its threads.
 fn process(name: &str, pid: u32) -> anyhow::Result<Vec<String>> {
     let own = fs::metadata(format!("/proc/{pid}/ns/net"))
         .with_context(|| format!("{name} has ended"))?
@@ -126,7 +128,7 @@ fn process(name: &str, pid: u32) -> anyhow::Result<Vec<String>> {
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         let link = fs::read_link(entry?.path()).unwrap_or_default();
         let link = link.display().to_string();
-        // A connection pool and a runtime have no fixed number of these.
+        // The number of these descriptors varies with a connection pool and a runtime.
         let kind = link.split_once(':').map_or("file", |(kind, _)| kind);
         let key = if link.starts_with("/run/netns") || kind == "net" {
             link
@@ -143,7 +145,7 @@ fn process(name: &str, pid: u32) -> anyhow::Result<Vec<String>> {
         let path = entry?.path();
         match fs::metadata(path.join("ns/net")) {
             Ok(found) if found.ino() != own => lines.push(format!("{name} has a thread abroad")),
-            // The thread has ended.
+            // The thread is in the namespace of its process, or has ended.
             Ok(_) | Err(_) => {}
         }
     }

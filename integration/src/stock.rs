@@ -1,5 +1,5 @@
-//! A stock ztunnel (istio/ztunnel, built with its feature `testing`) without a control plane, configured by a
-//! file; parses its log.
+//! Runs a stock ztunnel (istio/ztunnel, built with its feature `testing`) without a control plane, configured by a
+//! file, and parses its log.
 
 use std::{
     fs,
@@ -12,10 +12,11 @@ use serde_json::Value;
 
 use crate::{Node, Pod, Spec, run};
 
-/// Names the stock ztunnel program.
+/// The variable that names the stock ztunnel program.
 pub const STOCK_ZTUNNEL: &str = "ZTUNNEL";
 
-/// Its own network namespace, like its pod's: ztunnel's own ports (15000, 15020, 15021) exist once per ztunnel.
+/// A command line that gives a ztunnel its own network namespace, as a ztunnel pod has: ztunnel's own ports (15000,
+/// 15020, 15021) exist once per ztunnel.
 const APART: [&str; 5] = [
     "unshare",
     "--net",
@@ -24,16 +25,16 @@ const APART: [&str; 5] = [
     "ip link set lo up && exec \"$0\" \"$@\"",
 ];
 
-/// A stock ztunnel's connection, logged at its end.
+/// A connection of a stock ztunnel, which logs the connection at its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carried {
     pub is_outbound: bool,
     pub source: SocketAddr,
     /// Set if proven by mTLS.
     pub source_identity: Option<String>,
-    /// The HBONE port, or the application's.
+    /// The destination, which has the HBONE port or the port of the application.
     pub destination: SocketAddr,
-    /// The destination within HBONE.
+    /// The destination within the HBONE tunnel.
     pub hbone: Option<SocketAddr>,
     /// Set if proven by mTLS.
     pub destination_identity: Option<String>,
@@ -41,7 +42,7 @@ pub struct Carried {
 }
 
 impl Carried {
-    /// Returns `None` for a line about something else.
+    /// Parses a line of the log; returns `None` if the line is not about a connection.
     fn parse(line: &str) -> Option<Self> {
         let line: Value = serde_json::from_str(line).ok()?;
         let text = |name: &str| line.get(name).and_then(Value::as_str).map(str::to_owned);
@@ -68,8 +69,8 @@ pub fn stock_ztunnel() -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns a control plane's description in YAML (ztunnel's `LocalWorkload`; services/docs/facts/ztunnel.md, 2). Mesh
-/// pods are reached by HBONE. A service has one pod.
+/// Returns the description of a pod by a control plane, in YAML (ztunnel's `LocalWorkload`;
+/// services/docs/facts/ztunnel.md, 2). Pods in the mesh are reached by HBONE. A service has one pod.
 fn workload(node: &str, pod: &Pod, services: &[(&str, IpAddr)]) -> String {
     let Spec {
         namespace, name, ..
@@ -92,7 +93,8 @@ fn hostname(service: &str) -> String {
     format!("{service}.shop.svc.cluster.local")
 }
 
-/// In `shop`: port 80 at its address is port 8080 of the pod with its name.
+/// Returns the description of a service in `shop`: port 80 at its address leads to port 8080 of the pod with the same
+/// name.
 fn service((name, address): &(&str, IpAddr)) -> String {
     let hostname = hostname(name);
     format!(
@@ -106,7 +108,8 @@ impl Node {
         self.run_dir().with_file_name("xds.yaml")
     }
 
-    /// Replaces a control plane: these pods, and services by name and address. A ztunnel reads it once, at start.
+    /// Writes the file that replaces a control plane, with these pods, and services by name and address. A ztunnel
+    /// reads the file once, at its start.
     pub fn configure_stock_ztunnels(
         &self,
         pods: &[&Pod],
@@ -120,7 +123,7 @@ impl Node {
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Starts a stock ztunnel under its own name, through a program that executes it.
+    /// Starts a stock ztunnel under its own name, through the command line `within`.
     pub fn start_stock_ztunnel(&self, within: &[&str], name: &str) -> anyhow::Result<()> {
         let program = stock_ztunnel()?;
         let (socket, xds) = (self.zds_socket(), self.local_xds());
@@ -132,7 +135,7 @@ impl Node {
             ("LOCAL_XDS_PATH", &xds),
             ("NODE_NAME", self.name().as_ref()),
             ("CLUSTER_ID", "Kubernetes".as_ref()),
-            // As in Istio's chart; it makes refusals longer.
+            // Istio's chart sets this variable, too; backtraces make refusals longer.
             ("RUST_BACKTRACE", "1".as_ref()),
             ("LOG_FORMAT", "json".as_ref()),
             ("TERMINATION_GRACE_PERIOD_SECONDS", "30".as_ref()),
@@ -146,7 +149,7 @@ impl Node {
         log.lines().filter_map(Carried::parse).collect()
     }
 
-    /// Its own ports exist only in its network namespace.
+    /// Sends a request to one of ztunnel's own ports, which exist only in ztunnel's network namespace.
     pub fn ask_stock_ztunnel(&self, name: &str, at: &str) -> anyhow::Result<String> {
         let netns = format!("--net=/proc/{}/ns/net", self.pid(name)?);
         let url = format!("http://localhost:{at}");

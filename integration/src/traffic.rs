@@ -1,5 +1,5 @@
-//! Connections and applications in a network namespace. A socket stays where it was created, so no process in
-//! the pod is needed.
+//! Runs connections and applications in a network namespace. A socket stays in the namespace of its creation, so no
+//! process in the pod is needed.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
@@ -16,10 +16,10 @@ use anyhow::Context as _;
 use inpod_linux::Netns;
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// For one step of a connection.
+/// The time for one step of a connection.
 const STEP: Duration = Duration::from_secs(5);
 
-/// Sends each client the source address that it saw, then echoes.
+/// An application that sends each client the client's source address, then echoes.
 #[derive(Debug)]
 pub struct App {
     stop: Arc<AtomicBool>,
@@ -55,7 +55,7 @@ impl Drop for App {
     }
 }
 
-/// Listens for both families, without blocking.
+/// Listens for both address families, without blocking.
 pub fn listen(port: u16) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?;
     socket.set_only_v6(false)?;
@@ -66,7 +66,7 @@ pub fn listen(port: u16) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// A client may go away.
+/// Serves a client, and ignores errors because the client may go away.
 fn serve(mut stream: TcpStream, peer: SocketAddr) {
     let served = (|| -> io::Result<()> {
         stream.set_nonblocking(false)?;
@@ -83,7 +83,7 @@ fn serve(mut stream: TcpStream, peer: SocketAddr) {
     served.unwrap_or_default();
 }
 
-/// Connects from inside a netns.
+/// Connects to an address from inside a netns.
 pub fn connect(netns: &Netns, to: SocketAddr) -> anyhow::Result<TcpStream> {
     connect_marked(netns, to, None)
 }
@@ -109,10 +109,10 @@ pub fn ask(netns: &Netns, to: SocketAddr) -> anyhow::Result<IpAddr> {
     source_seen(connect(netns, to)?).map(|(source, _)| source)
 }
 
-/// The application's first line has the source that it saw.
+/// Reads the first line of the application, which contains the source address that the application saw.
 pub fn source_seen(stream: TcpStream) -> anyhow::Result<(IpAddr, TcpStream)> {
     let mut line = String::new();
-    // One byte at a time: the rest stays in the socket.
+    // The reader takes one byte at a time, so that the rest stays in the socket.
     BufReader::with_capacity(1, &stream)
         .read_line(&mut line)
         .context("no answer")?;

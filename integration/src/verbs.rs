@@ -1,4 +1,4 @@
-//! Calls pod-events like the plugin, many at once and without processes.
+//! Calls pod-events like the plugin, many times at once and without processes.
 
 use std::{
     path::Path,
@@ -21,7 +21,7 @@ use tonic::{Request, Response, Status, transport::Channel};
 
 use crate::{Pod, Spec};
 
-/// A server accepts 256 concurrent calls on each.
+/// The number of connections; a server accepts 256 concurrent calls on each.
 const CONNECTIONS: usize = 8;
 
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ impl Named {
         }
     }
 
-    /// The netns is claimed to be at a path.
+    /// Returns a sandbox whose netns is claimed to be at a path.
     pub fn at(spec: &Spec, container_id: &str, path: &Path) -> Self {
         Self {
             pod: PodSelector {
@@ -109,14 +109,14 @@ impl Verbs {
         self.call(async move { client.add_pod(request).await })
     }
 
-    /// The plugin's time limit is five seconds.
+    /// Calls DEL, with a longer time limit than the plugin's five seconds.
     pub fn del(&self, named: &Named) -> Called<DeletePodResponse> {
         let mut client = self.client();
         let mut request = Request::new(DeletePodRequest {
             sandbox: Some(named.sandbox.clone()),
             pod: Some(named.pod.clone()),
         });
-        // Longer than the plugin's, to measure the duration.
+        // The longer limit allows measuring the duration.
         request.set_timeout(Duration::from_secs(30));
         self.call(async move { client.delete_pod(request).await })
     }
@@ -154,7 +154,7 @@ impl Verbs {
     }
 }
 
-/// Returns a metric's value by `name{label="value"}`, all labels; 0 if it was never counted.
+/// Returns the value of a metric by `name{label="value"}` with all labels; 0 if the metric was never counted.
 pub fn number(metrics: &str, name: &str) -> f64 {
     let line = metrics
         .lines()

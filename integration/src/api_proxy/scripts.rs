@@ -1,4 +1,4 @@
-//! Faults for requests and answers.
+//! The faults that a test can inject into requests and answers.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use hyper::{Method, Request};
 use serde_json::Value;
 
-/// The verb of a request.
+/// The verb of a request to the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     List,
@@ -14,7 +14,7 @@ pub enum Verb {
     Get,
     Create,
     Patch,
-    /// Anything else, such as `/version`.
+    /// A request of another kind, such as `/version`.
     Other,
     Any,
 }
@@ -23,17 +23,17 @@ pub enum Verb {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
     Pass,
-    /// With a code and a `Retry-After` in seconds.
+    /// Refuse the request with a code and a `Retry-After` in seconds.
     Refuse(u16, Option<u32>),
-    /// Start with an error event of this code.
+    /// Start the watch with an error event of this code.
     ErrorEvent(u16),
     Hang,
-    /// Forward it after this time.
+    /// Forward the request after this time.
     Wait(Duration),
     Reverse,
-    /// Start, then send nothing and stay open.
+    /// Start the watch, then send nothing and keep the connection open.
     Silence,
-    /// Start, then send only bookmarks.
+    /// Start the watch, then send only bookmarks.
     Swallow,
 }
 
@@ -41,16 +41,16 @@ pub enum Act {
 pub enum Cut {
     Clean,
     Broken,
-    /// Break in the middle of the next event.
+    /// Break the connection in the middle of the next event.
     MidEvent,
 }
 
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub verb: Verb,
-    /// `pods`, `namespaces`, `events` for creations, or empty.
+    /// The resource: `pods`, `namespaces`, `events` for creations, or empty.
     pub resource: String,
-    /// Its parts are separated by `&`.
+    /// The query of the request, whose parts are separated by `&`.
     pub query: String,
     pub at: Instant,
 }
@@ -94,7 +94,7 @@ pub(super) fn reversed(list: &[u8]) -> anyhow::Result<String> {
     Ok(list.to_string())
 }
 
-/// Includes the line's end.
+/// Removes and returns the first complete line, including its line end.
 pub(super) fn line(lines: &mut Vec<u8>) -> Option<Vec<u8>> {
     let end = lines.iter().position(|byte| *byte == b'\n')?;
     let rest = lines.split_off(end + 1);

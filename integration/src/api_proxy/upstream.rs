@@ -1,4 +1,4 @@
-//! TLS to the real server with the client's credentials.
+//! Connects to the real server by TLS, with the credentials of the client.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -47,7 +47,7 @@ impl Upstream {
         Ok(Self { address, tls })
     }
 
-    /// Each request has its own connection.
+    /// Forwards a request to the server, over a connection of its own.
     pub(super) async fn ask(
         &self,
         mut request: Request<Incoming>,

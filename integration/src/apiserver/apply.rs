@@ -1,4 +1,4 @@
-//! Applies manifests like a person.
+//! Applies and deletes manifests, like a person with kubectl or helm does.
 
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ fn collection(kind: &str) -> anyhow::Result<(&'static str, &'static str, bool)> 
     })
 }
 
-/// Documents are indented by two spaces, as helm and people write them.
+/// Returns the path of a document's object. The document must be indented by two spaces, as helm and people write.
 fn path(document: &str) -> anyhow::Result<String> {
     let after = |start: &str| {
         let mut lines = document.lines();
@@ -56,7 +56,7 @@ fn documents(manifest: &str) -> Vec<&str> {
 }
 
 impl ApiServer {
-    /// Deletes the last object first, with background propagation like helm.
+    /// Deletes the objects of a manifest, the last one first, with background propagation like helm.
     pub fn remove(&self, manifest: &str) -> anyhow::Result<()> {
         let how = serde_json::json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"});
         for document in documents(manifest).into_iter().rev() {
@@ -67,7 +67,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Server-side apply, in the documents' order.
+    /// Applies the documents in their order, by server-side apply.
     pub fn apply(&self, manifest: &str) -> anyhow::Result<()> {
         for document in documents(manifest) {
             let path = path(document)?;
@@ -79,7 +79,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Without options, the object's own grace period holds.
+    /// Deletes an object with the given options; without a grace period in the options, the object's own period holds.
     pub fn delete_with(&self, path: &str, options: &serde_json::Value) -> anyhow::Result<()> {
         let options = options.to_string();
         self.curl("DELETE", path, "application/json", Some(&options))

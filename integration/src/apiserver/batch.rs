@@ -1,4 +1,4 @@
-//! Sends many requests with one process.
+//! Sends many requests with a single curl process.
 
 use std::{fmt::Write as _, io::Write as _, path::Path, process::Stdio};
 
@@ -9,7 +9,7 @@ use super::{ADDRESS, ApiServer, process::enter};
 use crate::process::succeeded;
 
 impl ApiServer {
-    /// Creates them, each at its path, in no order.
+    /// Creates the objects, each at its path, in no particular order.
     pub fn create_all(&self, objects: &[(String, Value)]) -> anyhow::Result<()> {
         self.batch(
             &["--parallel", "--parallel-max", "32"],
@@ -19,7 +19,7 @@ impl ApiServer {
         )
     }
 
-    /// Patches in order over one connection.
+    /// Sends the patches in order over one connection.
     pub fn patch_all(&self, changes: &[(String, Value)]) -> anyhow::Result<()> {
         self.batch(&[], "PATCH", "application/merge-patch+json", changes)
     }
@@ -34,9 +34,9 @@ impl ApiServer {
         let authority = self.dir.join("certs/apiserver.crt");
         let mut config = String::new();
         for (index, (path, body)) in requests.iter().enumerate() {
-            // Options must be repeated after `next` (curl(1), --next).
+            // The options must be repeated after each `next` (curl(1), --next).
             let next = if index == 0 { "" } else { "next\n" };
-            // curl's quoted strings know the escapes of JSON within a JSON string: \" and \\.
+            // The quoted strings of curl know the escapes of JSON within a JSON string: \" and \\.
             let body = Value::String(body.to_string());
             write!(
                 config,

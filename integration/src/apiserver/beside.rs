@@ -1,4 +1,4 @@
-//! Webhooks: programs that the API server reaches at its own address.
+//! Starts webhooks, which the API server reaches at its own address.
 
 use std::{path::Path, process::Command};
 

@@ -1,4 +1,4 @@
-//! Deploys the rendered chart and issues pod-events' identity.
+//! Deploys the identities of the rendered chart, and issues tokens of pod-events.
 
 use std::{io::Write as _, path::Path, process::Stdio};
 
@@ -8,20 +8,21 @@ use serde_json::{Value, json};
 use super::{ADDRESS, ApiServer, enter};
 use crate::process::succeeded;
 
-/// The broker is apart, so that every identity is contained.
+/// The manifest in which the broker runs apart, because only this manifest contains every identity.
 const MANIFESTS: &str = include_str!("../../../deploy/manifests/split.yaml");
 
-/// The namespace that inpod is deployed to.
+/// The namespace to which inpod is deployed.
 const RELEASE: &str = "inpod-system";
 
 impl ApiServer {
-    /// Creates inpod's namespace, identities and rights. Nothing here runs DaemonSets.
+    /// Creates inpod's namespace, identities and rights. DaemonSets are not created, because no kubelet would run their
+    /// pods.
     pub(super) fn deploy(&self) -> anyhow::Result<()> {
         documents().try_for_each(|document| self.create_yaml(document))
     }
 
-    /// Returns a token of pod-events that names the node: it is bound to an agent's pod created there, as
-    /// the kubelet requests it.
+    /// Returns a token of pod-events that names the node. Like a token requested by the kubelet, the token is bound to
+    /// a pod of the agent on this node.
     pub fn token(&self, node: &str) -> anyhow::Result<String> {
         self.token_of("pod-events", node)
     }
@@ -74,7 +75,7 @@ impl ApiServer {
         Ok(config.to_string())
     }
 
-    /// Skips objects that nothing here would run.
+    /// Creates the object of a document, or skips the object if no component of the tests would run it.
     fn create_yaml(&self, document: &str) -> anyhow::Result<()> {
         let path = match kind(document)? {
             "Namespace" => "/api/v1/namespaces",
@@ -94,7 +95,7 @@ impl ApiServer {
             .map(drop)
     }
 
-    /// Returns warnings by a dry run. Unknown and duplicate fields are errors.
+    /// Returns the warnings of the server about a manifest, from a dry run. Unknown and duplicate fields are errors.
     pub fn warnings(&self, path: &str, manifest: &str) -> anyhow::Result<Vec<String>> {
         let mut command = enter(&self.netns, Path::new("curl"));
         command

@@ -1,4 +1,4 @@
-//! Starts programs in the server's network.
+//! Starts programs in the network namespace of the server.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! Connects to ZDS without being a ztunnel.
+//! Connects to the ZDS socket without being a ztunnel.
 
 use std::{
     io::{self, IoSliceMut, Write as _},
@@ -70,14 +70,14 @@ fn greet(path: &str) -> anyhow::Result<OwnedFd> {
     let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
     let address = UnixAddr::new(Path::new(path))?;
     connect(socket.as_raw_fd(), &address).with_context(|| format!("cannot connect to {path}"))?;
-    // A refused connection shows when listening.
+    // An error is ignored, because a refused connection shows when the caller listens.
     send(socket.as_raw_fd(), HELLO, MsgFlags::MSG_NOSIGNAL)
         .map(drop)
         .unwrap_or_default();
     Ok(socket)
 }
 
-/// Returns bytes and number of descriptors, or `None` at the end.
+/// Receives a packet; returns the number of bytes and of descriptors, or `None` at the end of the connection.
 fn next(socket: &OwnedFd) -> anyhow::Result<Option<(usize, usize)>> {
     let mut bytes = [0; 2048];
     let mut control = nix::cmsg_space!([i32; 8]);
@@ -116,7 +116,7 @@ fn hand_over(socket: OwnedFd) -> anyhow::Result<()> {
         .arg("inherited")
         .stdin(Stdio::from(socket))
         .spawn()?;
-    // This process does not wait for it.
+    // The heir continues alone: this process does not wait for its end.
     drop(heir);
     Ok(())
 }

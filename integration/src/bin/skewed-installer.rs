@@ -1,4 +1,4 @@
-//! A service of a later release, to test how that is reported: socket, health and metrics.
+//! A service of a later release with socket, health and metrics, to test how the skew is reported.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ const SERVICE: Service = Service {
     keys: &[],
 };
 
-/// It has no settings of its own.
+/// The service has no settings of its own.
 type Settings = std::collections::BTreeMap<String, String>;
 
 fn main() -> ExitCode {

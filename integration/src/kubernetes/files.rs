@@ -1,4 +1,4 @@
-//! Configuration files of a node's programs.
+//! Writes the configuration files of the node's programs.
 
 use std::{fs, path::Path};
 
@@ -8,16 +8,16 @@ use serde_json::json;
 use super::NODE;
 use crate::ApiServer;
 
-/// The outside has routes to the first.
+/// The ranges of pod addresses; the network outside the cluster has a route to the first.
 pub(super) const PODS: [&str; 1] = ["10.244.0.0/24"];
 
 pub(super) const NETWORK: &str = "podnet";
 
-/// The directory of Debian's package containernetworking-plugins.
+/// The plugin directory of Debian's package containernetworking-plugins.
 const PLUGINS: &str = "/usr/lib/cni";
 
-/// Ignores a nearly full disk and swap. Without systemd the kubelet creates the cgroups itself. Pods see a changed
-/// ConfigMap within this period (default: 1 min).
+/// The kubelet's configuration, which ignores swap and a nearly full disk. Without systemd the kubelet creates the
+/// cgroups itself. Pods see a changed ConfigMap within this period (default: 1 min).
 const KUBELET: &str = "\
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -40,7 +40,8 @@ imageGCLowThresholdPercent: 99
 localStorageCapacityIsolation: false
 ";
 
-/// containerd 1.6 to 2.x read version 2. If the machine may not lower a process's oom score, runc may not either.
+/// containerd 1.6 to 2.x read version 2. If the machine may not lower the oom score of a process, runc may not do so
+/// either.
 const CONTAINERD: &str = r#"version = 2
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -54,7 +55,7 @@ disable_apparmor = true
 restrict_oom_score_adj = true
 "#;
 
-/// Starts the node's programs and restarts them whenever they end.
+/// A script that starts the node's programs and restarts each program that ends.
 const INIT: &str = r#"
 mkdir -p /run/netns /etc/kubernetes/manifests
 while :; do containerd --config /srv/containerd.toml >>/srv/log/containerd.log 2>&1; sleep 0.2; done &
@@ -117,16 +118,16 @@ pub(super) fn list() -> String {
     json!({"cniVersion": "1.0.0", "name": NETWORK, "plugins": [bridge, portmap]}).to_string()
 }
 
-/// Renames into place because runtimes watch the directory. `etc` is the running machine's own view: inotify does not
-/// report writes below an overlay.
+/// Writes the primary network configuration, and renames the file into place because runtimes watch the directory.
+/// `etc` is the view of the running machine: inotify does not report writes below an overlay.
 pub(super) fn primary(etc: &Path) -> anyhow::Result<()> {
-    // containerd 1.6 notices a name that leaves the directory, but none moved in from elsewhere.
+    // containerd 1.6 notices a file that leaves the directory, but not a file that is moved in from elsewhere.
     let aside = etc.join("cni/net.d/.podnet");
     fs::write(&aside, list())?;
     Ok(fs::rename(aside, etc.join(PRIMARY))?)
 }
 
-/// Arguments that follow `node.sh NAME DIR`.
+/// Returns the arguments after `node.sh NAME DIR`.
 pub(super) fn init(kubelet: &Path, address: &str) -> Vec<String> {
     let words = ["sh", "/srv/init.sh"].map(str::to_owned);
     let told = [

@@ -1,4 +1,4 @@
-//! Images without a registry: one layer each, as OCI image layout 1.0 archives.
+//! Builds images without a registry: archives in the OCI image layout 1.0, with one layer each.
 
 use std::{
     fs,
@@ -12,41 +12,42 @@ use serde_json::{Value, json};
 
 use crate::{bin, run};
 
-/// OCI names processors like Go.
+/// The processor architecture; OCI uses the names of Go.
 const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") {
     "arm64"
 } else {
     "amd64"
 };
 
-/// The path in Debian's package busybox-static.
+/// The path of busybox in Debian's package busybox-static.
 const BUSYBOX: &str = "/usr/bin/busybox";
 
-/// Images' binaries, as `deploy/images/build` reads them.
+/// The binaries of each image, in the file that `deploy/images/build` reads.
 const COMPONENTS: &str = include_str!("../../../deploy/images/components");
 
-/// The chart's default tag, its `appVersion`.
+/// The default tag in the chart, which is the chart's `appVersion`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Commands that pods in these tests use.
+/// The commands for pods in these tests.
 const APPLETS: [&str; 9] = [
     "sh", "sleep", "httpd", "wget", "nc", "cat", "echo", "mkdir", "true",
 ];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Image {
-    /// `inpod.test/busybox:1`: for sandboxes and applications.
+    /// `inpod.test/busybox:1`, for sandboxes and applications.
     Busybox,
     Ztunnel,
-    /// `inpod.test/sidecar:1`: a proxy that prints each connection (`src/bin/sidecar/`), started like
-    /// Istio's, by arguments only.
+    /// `inpod.test/sidecar:1`, a proxy that prints each connection (`src/bin/sidecar/`). Like Istio's proxy, the
+    /// program is started by arguments only.
     Sidecar,
-    /// Named as by `deploy/images/build`, `localhost/NAME:TAG`, with the Containerfile's layout. Holds this
-    /// workspace's last binaries and their libraries; each ends in its tag, so that no two tags have the same bytes.
+    /// An image of inpod, named `localhost/NAME:TAG` as by `deploy/images/build`, with the layout of the Containerfile.
+    /// The image holds the last binaries of this workspace and their libraries; each binary ends in the tag, so that no
+    /// two tags have the same bytes.
     Shipped {
-        /// A name of `deploy/images/components`.
+        /// A name in `deploy/images/components`.
         name: &'static str,
-        /// [`VERSION`], or that of another release.
+        /// [`VERSION`], or the tag of another release.
         tag: &'static str,
     },
 }
@@ -70,7 +71,7 @@ impl Image {
         }
     }
 
-    /// Writes `NAME.tar` and returns its path.
+    /// Writes the archive `NAME.tar`, and returns its path.
     pub fn write(&self, dir: &Path) -> anyhow::Result<PathBuf> {
         let work = dir.join(self.name());
         let root = work.join("root");
@@ -102,7 +103,7 @@ fn busybox(root: &Path) -> anyhow::Result<Value> {
     Ok(json!(["/bin/sleep", "86400"]))
 }
 
-/// The first binary is the entrypoint.
+/// Returns the binaries of an image; the first binary is the entrypoint.
 fn binaries(image: &str) -> anyhow::Result<Vec<&'static str>> {
     let mut lines = COMPONENTS.lines().map(str::split_whitespace);
     let words = lines.find_map(|mut words| (words.next() == Some(image)).then_some(words));
@@ -110,14 +111,14 @@ fn binaries(image: &str) -> anyhow::Result<Vec<&'static str>> {
     Ok(words.collect())
 }
 
-/// Copies binaries and their libraries to the root, like the Containerfile.
+/// Copies the binaries and their libraries to the root of the image, like the Containerfile.
 fn component(root: &Path, names: &[&str], tag: &str) -> anyhow::Result<Value> {
     fs::create_dir_all(root)?;
     for name in names {
         let (from, to) = (bin(name)?, root.join(name));
         let [source, target] = [&from, &to].map(|path| path.display().to_string());
         run("strip", &["-o", &target, &source])?;
-        // Loaders ignore everything after what the headers name.
+        // The tag is appended to the binary, because loaders ignore everything after the parts that the headers name.
         let mut file = fs::OpenOptions::new().append(true).open(&to)?;
         file.write_all(tag.as_bytes())?;
         for library in libraries(&from)? {
@@ -131,7 +132,7 @@ fn component(root: &Path, names: &[&str], tag: &str) -> anyhow::Result<Value> {
     Ok(json!([format!("/{runs}")]))
 }
 
-/// Returns libraries and loader (ldd(1): `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)`).
+/// Returns the libraries and the loader of a program (ldd(1): `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)`).
 fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let printed = run("ldd", &[program])?;
     let paths = printed
@@ -140,7 +141,7 @@ fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths.map(PathBuf::from).collect())
 }
 
-/// Packs `root` with a container's entrypoint.
+/// Packs `root` as an image with the entrypoint of a container.
 pub fn pack_image(work: &Path, name: &str, runs: &Value, archive: &Path) -> anyhow::Result<()> {
     let layout = work.join("layout");
     fs::create_dir_all(layout.join("blobs/sha256"))?;
@@ -157,7 +158,7 @@ pub fn pack_image(work: &Path, name: &str, runs: &Value, archive: &Path) -> anyh
     let manifest =
         json!({"schemaVersion": 2, "mediaType": kind, "config": config, "layers": [layer]});
     let mut entry = document(&layout, kind, &manifest)?;
-    // containerd reads the first, podman the second.
+    // containerd reads the first annotation, podman the second.
     let names =
         json!({"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name});
     let described = entry.as_object_mut().context("a descriptor is an object")?;
@@ -174,7 +175,7 @@ fn pack(from: &Path, to: &Path, what: &[&str]) -> anyhow::Result<()> {
     run("tar", &[&["-C", &from, "-cf", &to], what].concat()).map(drop)
 }
 
-/// The file is stored under its digest.
+/// Stores the file as a blob under its digest, and returns the descriptor.
 fn blob(layout: &Path, media_type: &str, file: &Path) -> anyhow::Result<Value> {
     let printed = run("sha256sum", &[file])?;
     let digest = printed.split_whitespace().next();

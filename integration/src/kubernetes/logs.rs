@@ -1,4 +1,4 @@
-//! Collects what explains a failure.
+//! Collects logs and Events that explain a failure.
 
 use std::{
     fmt::Write as _,

@@ -1,4 +1,4 @@
-//! The node's machine: its own network, mounts, pids and cgroups, with containerd and a kubelet.
+//! The machine of the node, which has its own network, mounts, pids and cgroups, with containerd and a kubelet.
 
 use std::{
     fs,
@@ -24,11 +24,11 @@ use crate::{
     run,
 };
 
-/// Ends in its number on the server's network.
+/// The address of the machine, which ends in the machine's number on the server's network.
 pub(super) const ADDRESS: &str = "10.78.0.2";
 const NUMBER: u32 = 2;
 
-/// Replaces kube-proxy for the API server's Service, the only one that pods use.
+/// Rules that replace kube-proxy for the Service of the API server, the only Service that pods use.
 const SERVICES: &str = "table ip services {
   chain output {
     type nat hook output priority -100
@@ -41,7 +41,7 @@ const SERVICES: &str = "table ip services {
 }
 ";
 
-/// Files survive a boot, except `/run`.
+/// A machine that can boot and lose power. Files survive a boot, except those in `/run`.
 #[derive(Debug)]
 pub struct Machine {
     name: String,
@@ -57,9 +57,9 @@ struct Running {
 }
 
 impl Machine {
-    /// Creates a machine that is off, with everything on its disk.
+    /// Creates a machine that is off, with all files on its disk.
     pub(super) fn new(server: Arc<ApiServer>, images: &[Image]) -> anyhow::Result<Self> {
-        // Another isolation may use the same process number.
+        // A process in another isolation may have the same process number.
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         let name = format!("inpod-node-{now}");
         let dir = PathBuf::from("/run").join(&name);
@@ -81,7 +81,7 @@ impl Machine {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until Kubernetes reports a ready node.
+    /// Starts the machine, and waits until Kubernetes reports a ready node.
     pub fn boot(&self) -> anyhow::Result<()> {
         self.start()?;
         let began = SystemTime::now();
@@ -92,7 +92,7 @@ impl Machine {
                 "{}",
                 node.pointer("/status/conditions").unwrap_or(&node)
             );
-            // Before its lease expires, the node of an earlier boot still counts as ready.
+            // The node of an earlier boot counts as ready until its lease expires, so the kubelet's log decides.
             let told = fs::read_to_string(self.dir.join("log/kubelet.log"))?;
             ensure!(
                 told.contains("Fast updating node status as it just became ready")
@@ -129,7 +129,7 @@ impl Machine {
         for setting in ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"] {
             exec_in(netns.path(), &["sysctl", "-qw", setting])?;
         }
-        // A packet needs a route before translation.
+        // A packet needs a route before its address can be translated.
         let services = ["ip", "route", "add", "10.79.0.0/24", "dev", "api0"];
         exec_in(netns.path(), &services)?;
         let rules = self.dir.join("services.nft");
@@ -138,14 +138,14 @@ impl Machine {
         Ok(netns)
     }
 
-    /// Ends every process at once and empties memory.
+    /// Ends every process at once, and empties the files in memory.
     pub fn cut_power(&self) -> anyhow::Result<()> {
         let mut running = self.running().take().context("the machine is off")?;
         running.process.kill()?;
         running.process.wait()?;
         drop(running);
         let cgroups = eventually("its cgroups are gone", TIMEOUT, || self.remove_cgroups());
-        // A network and its wire outlive its name a while.
+        // A network namespace and its link live on for a while after the name was deleted.
         let wire = format!("api{NUMBER}");
         exec_in(self.server.netns().path(), &["ip", "link", "del", &wire])?;
         run("ip", &["netns", "del", &self.name])?;
@@ -160,9 +160,9 @@ impl Machine {
         self.boot()
     }
 
-    /// Removes them in every hierarchy, once they are empty.
+    /// Removes the machine's cgroups in every hierarchy, once they are empty.
     fn remove_cgroups(&self) -> anyhow::Result<()> {
-        // Depth first; what remains is found again.
+        // The search goes depth first; the second search finds the cgroups that remain.
         let script = format!(
             "ours() {{ find /sys/fs/cgroup -depth -type d -path '*/{}*' \"$@\"; }}
              ours -exec rmdir {{}} \\; 2>/dev/null; ours",
@@ -173,7 +173,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Returns the first process's pid as seen from outside.
+    /// Returns the pid of the first process as seen from outside.
     fn first(&self) -> anyhow::Result<u32> {
         let running = self.running();
         let process = &running.as_ref().context("the machine is off")?.process;
@@ -182,7 +182,7 @@ impl Machine {
         Ok(printed.trim().parse()?)
     }
 
-    /// Runs a command outside any pod, within 30 s.
+    /// Runs a command on the machine outside any pod, within 30 s.
     pub fn exec(&self, command: &[&str]) -> anyhow::Result<String> {
         let target = self.first()?.to_string();
         let within = [
@@ -192,12 +192,13 @@ impl Machine {
         run("nsenter", &[&within, command].concat())
     }
 
-    /// Returns a path below `/run`, `/opt`, `/var/lib`, `/var/log`, or one that the test wrote to `/etc`.
+    /// Returns the path of a file below `/run`, `/opt`, `/var/lib` or `/var/log`, or of a file that the test wrote to
+    /// `/etc`.
     pub fn file(&self, path: &str) -> PathBuf {
         self.dir.join(path.trim_start_matches('/'))
     }
 
-    /// Returns the machine's view of `/etc`. Fails while it is off.
+    /// Returns a path in the machine's own view of `/etc`. Fails while the machine is off.
     pub fn etc(&self, path: &str) -> anyhow::Result<PathBuf> {
         let root = format!("/proc/{}/root/etc", self.first()?);
         Ok(Path::new(&root).join(path))
@@ -213,12 +214,12 @@ impl Machine {
         files::list()
     }
 
-    /// Every machine has this file initially.
+    /// Writes the primary network configuration, which every machine has initially.
     pub fn write_primary(&self) -> anyhow::Result<()> {
         files::primary(&self.etc("")?)
     }
 
-    /// The machine then lacks a network.
+    /// Removes the primary network configuration, so that the machine lacks a network.
     pub fn remove_primary(&self) -> anyhow::Result<()> {
         Ok(fs::remove_file(self.etc(files::PRIMARY)?)?)
     }
@@ -232,7 +233,7 @@ impl Machine {
         Ok(fs::remove_file(archive)?)
     }
 
-    /// Returns container processes, with pids as seen from outside.
+    /// Returns the processes in the containers of a pod, with pids as seen from outside.
     pub fn pids(&self, uid: &str) -> anyhow::Result<Vec<u32>> {
         let place = format!("/pod{uid}/");
         let mut pids = Vec::new();
@@ -241,7 +242,7 @@ impl Machine {
             let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
-            // It may have ended.
+            // A process that has ended has no cgroup to read.
             let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
             if cgroup.contains(&self.name) && cgroup.contains(&place) {
                 pids.push(pid);
@@ -259,7 +260,7 @@ impl Machine {
         Ok(Netns::open(Path::new(&path), &["/proc".into()])?)
     }
 
-    /// Kills a pod's processes of a program, by its path in the container.
+    /// Sends a signal to the processes of a program in a pod; the program is named by its path in the container.
     pub fn kill(&self, uid: &str, program: &str, signal: Signal) -> anyhow::Result<()> {
         let runs = |pid: &u32| {
             let found = fs::read_link(format!("/proc/{pid}/exe"));
@@ -271,7 +272,7 @@ impl Machine {
         Ok(kill(Pid::from_raw(i32::try_from(pid)?), signal)?)
     }
 
-    /// Returns connections accepted by ztunnels of this boot and earlier ones.
+    /// Returns the connections that the ztunnels of this boot and earlier boots accepted.
     pub fn accesses(&self) -> anyhow::Result<Vec<Access>> {
         Access::read(&self.dir.join("var/log/ztunnel/access.json"))
     }
@@ -280,7 +281,7 @@ impl Machine {
         self.dir.join("log")
     }
 
-    /// Returns a pod's container logs in order, as long as the pod exists.
+    /// Returns the container logs of a pod in order, as long as the pod exists.
     pub fn log_of(&self, uid: &str) -> anyhow::Result<String> {
         let ours = |path: &PathBuf| path.display().to_string().contains(uid);
         let files = logs::files(&self.pod_logs(), 3).into_iter().filter(ours);
@@ -295,7 +296,7 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         if self.running().is_some() {
-            // The next test names what remains.
+            // An error is ignored, because the next test names the remains.
             self.cut_power().unwrap_or_default();
         }
         fs::remove_dir_all(&self.dir).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! New connections one after the other, in the background.
+//! Opens new connections one after the other, in the background.
 
 use std::{
     io::{Read as _, Write as _},
@@ -16,7 +16,7 @@ use inpod_linux::Netns;
 
 use crate::connect;
 
-/// Pause between two requests.
+/// The pause between two requests.
 const PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
@@ -28,13 +28,13 @@ pub struct Traffic {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub answered: usize,
-    /// Time since the start, and error.
+    /// The failed requests, with the time since the start and the error.
     pub failed: Vec<(Duration, String)>,
     pub slowest: Duration,
 }
 
 impl Traffic {
-    /// The netns stays open for the requests.
+    /// Starts the requests, which keep the netns open.
     pub fn start(from: Netns, to: SocketAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -60,12 +60,12 @@ impl Traffic {
     }
 }
 
-/// Returns the body of a 200 answer.
+/// Sends a request, and returns the body of the answer, whose status must be 200.
 pub fn get(from: &Netns, to: SocketAddr) -> anyhow::Result<String> {
     ask(from, to, "/").map(|(_, body)| body)
 }
 
-/// Returns the body and the client's address.
+/// Sends a request, and returns the body of the answer and the client's address.
 pub fn ask(from: &Netns, to: SocketAddr, path: &str) -> anyhow::Result<(SocketAddr, String)> {
     let mut stream = connect(from, to)?;
     let here = stream.local_addr()?;

@@ -1,4 +1,4 @@
-//! Many pods at once with few processes.
+//! Creates many pods at once with few processes.
 
 use std::{
     io::Write as _,
@@ -17,18 +17,18 @@ use crate::{Call, Outcome, Pod, Spec, TIMEOUT, eventually, pod::exec_in, process
 
 const AT_ONCE: usize = 4;
 
-/// The kernel's limit of a bridge is 1,023 ports (`BR_PORT_BITS`). Pods of further bridges do not reach each other, and
-/// none receives their multicasts.
+/// The number of ports per bridge; the kernel's limit is 1,023 ports (`BR_PORT_BITS`). Pods of another bridge are not
+/// reachable and receive no multicasts.
 const PORTS: u16 = 1000;
 
-/// The most pods of one call that reach each other; pods of smaller calls reach all of their bridge. A bridge copies a
-/// multicast to every port, and a processor drops packets while 1,000 wait (`net.core.netdev_max_backlog`, one for all
-/// network namespaces). With 300 ports that dropped three ARP or neighbor solicitations in a row now and then: a new
-/// connection of ztunnel failed with EHOSTUNREACH.
+/// The most pods of one call that reach each other; the pods of smaller calls reach all pods of their bridge. A bridge
+/// copies a multicast to every port, and a processor drops packets while 1,000 wait (`net.core.netdev_max_backlog`, one
+/// limit for all network namespaces). With 300 ports, three ARP or neighbor solicitations in a row were dropped now and
+/// then, and a new connection of ztunnel failed with EHOSTUNREACH.
 const TOGETHER: usize = 100;
 
 impl Node {
-    /// Creates many sandboxes, like [`Node::sandbox`]. More than 100 do not reach each other.
+    /// Creates many sandboxes, like [`Node::sandbox`]. More than 100 sandboxes do not reach each other.
     pub fn sandboxes(&self, specs: Vec<Spec>) -> anyhow::Result<Vec<Pod>> {
         let plans: Vec<_> = specs.into_iter().map(|spec| self.plan(spec)).collect();
         let own = self.netns.path();
@@ -61,7 +61,7 @@ impl Node {
         batch(own, &[], links)?;
         let pods = plans.into_iter().map(|plan| self.realise(plan));
         let pods = pods.collect::<anyhow::Result<Vec<_>>>()?;
-        // pod-events rereads every file of a changed directory.
+        // The manifests are written last, because pod-events rereads every file of a changed directory.
         pods.iter()
             .try_for_each(|pod| self.write_manifest(&pod.spec))?;
         Ok(pods)
@@ -91,7 +91,8 @@ impl Node {
         Ok(pods)
     }
 
-    /// Waits for pod-events to read the manifest: among hundreds, longer than an ADD waits.
+    /// Waits until pod-events has read the manifest: among hundreds of manifests, reading takes longer than an ADD
+    /// waits.
     pub fn until_known(&self, spec: &Spec) -> anyhow::Result<()> {
         let what = format!("the manifest of {} is read", spec.name);
         eventually(&what, TIMEOUT, || self.explain(spec).map(drop))
@@ -141,7 +142,7 @@ struct Plan {
     veth: String,
 }
 
-/// Runs ip(8) commands, one per line, in one process.
+/// Runs many ip(8) commands in one process; `commands` has one per line.
 fn batch(
     netns: &Path,
     flags: &[&str],

@@ -20,7 +20,7 @@ impl Node {
         self.dir.join("ztunnel/ztunnel.sock")
     }
 
-    /// Accepts any process with its user id.
+    /// Starts a service that accepts any process with its own user id as a peer.
     pub fn start(&self, service: &str) -> anyhow::Result<()> {
         self.start_for("uid", service)
     }
@@ -29,7 +29,8 @@ impl Node {
         self.start_with(service, &["--peer", peer])
     }
 
-    /// Settings include the policy for peers. By default the broker serves any ztunnel of its user.
+    /// Starts a service with settings, which include the policy for peers. By default the broker serves any ztunnel of
+    /// its user.
     pub fn start_with(&self, service: &str, settings: &[&str]) -> anyhow::Result<()> {
         self.start_at(&self.run_dir(), service, settings)
     }
@@ -38,7 +39,7 @@ impl Node {
         self.start_within(&[], run_dir, service, settings)
     }
 
-    /// `within` executes the service's command line, which follows it.
+    /// Starts a service through the command line `within`, which executes the command line after it.
     pub fn start_within(
         &self,
         within: &[&str],
@@ -57,7 +58,7 @@ impl Node {
             "pod-events" => {
                 command.args(["--node-name", self.name()]);
                 command.args(&self.pods_from);
-                // A node's pods may have variables that must not mislead it.
+                // On a real node pod-events may inherit proxy variables, which must not mislead it.
                 for name in ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "ALL_PROXY"] {
                     command.env(name, "http://127.0.0.1:1");
                 }
@@ -84,7 +85,7 @@ impl Node {
         self.start_ztunnel_as("ztunnel", arguments)
     }
 
-    /// Starts the reference ztunnel with a CA, so that it speaks HBONE.
+    /// Starts the reference ztunnel with a CA, so that the ztunnel speaks HBONE.
     pub fn start_hbone_ztunnel(&self) -> anyhow::Result<()> {
         self.start_ztunnel(&["--ca", &self.dir.display().to_string()])
     }
@@ -94,7 +95,7 @@ impl Node {
         self.start_ztunnel_within(&[], name, arguments)
     }
 
-    /// `within` executes the reference ztunnel.
+    /// Starts a reference ztunnel through the command line `within`.
     pub fn start_ztunnel_within(
         &self,
         within: &[&str],
@@ -103,7 +104,7 @@ impl Node {
     ) -> anyhow::Result<()> {
         let mut command = self.command(within, &bin("reference-ztunnel")?);
         let state = self.dir.join(format!("{name}.json"));
-        // A killed ztunnel leaves an outdated state file.
+        // The state file of a killed ztunnel is outdated.
         fs::remove_file(&state).unwrap_or_default();
         command
             .arg("--uds")
@@ -153,7 +154,7 @@ impl Node {
         command
     }
 
-    /// `within` executes the program.
+    /// Starts a program through the command line `within`.
     pub fn start_program(
         &self,
         within: &[&str],
@@ -190,7 +191,7 @@ impl Node {
         self.until_ended(name).map(drop)
     }
 
-    /// Kills the process if it does not end in time.
+    /// Waits for the end of a process, and kills the process if it does not end in time.
     pub fn until_ended(&self, name: &str) -> anyhow::Result<ExitStatus> {
         let mut child = self
             .processes
@@ -209,7 +210,7 @@ impl Node {
         ended
     }
 
-    /// After SIGSTOP, returns once all threads have stopped.
+    /// Sends a signal to a process. After SIGSTOP, returns once all threads have stopped.
     pub fn signal(&self, name: &str, signal: Signal) -> anyhow::Result<()> {
         let processes = self.processes.borrow();
         let child = processes
@@ -223,7 +224,7 @@ impl Node {
         Ok(())
     }
 
-    /// Starts netconfig without the directory of network namespaces, as a broken mount leaves it.
+    /// Starts netconfig without the directory of network namespaces, as after a broken mount.
     pub fn start_netconfig_blind(&self) -> anyhow::Result<()> {
         let mut command = self.command(&[], Path::new("unshare"));
         let program = bin("netconfig")?;
@@ -246,7 +247,7 @@ impl Node {
         self.kib(name, "VmRSS:")
     }
 
-    /// Returns memory that the kernel cannot drop, in KiB.
+    /// Returns the memory of a process that the kernel cannot drop, in KiB.
     pub fn anonymous(&self, name: &str) -> anyhow::Result<u64> {
         self.kib(name, "RssAnon:")
     }
@@ -268,7 +269,8 @@ impl Node {
     }
 }
 
-/// Threads stop after kill(2) has returned (proc_pid_stat(5): the state follows the name).
+/// Fails if a thread still runs: threads stop only after kill(2) has returned (proc_pid_stat(5): the state follows the
+/// name).
 fn all_stopped(tasks: &str) -> anyhow::Result<()> {
     for task in fs::read_dir(tasks)? {
         let stat = fs::read_to_string(task?.path().join("stat"))?;

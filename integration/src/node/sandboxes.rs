@@ -1,4 +1,4 @@
-//! Pods on a node: manifests, netns, and a runtime's CNI calls.
+//! Creates pods on a node: manifests, netns, and the CNI calls of a runtime.
 
 use std::{fs, net::Ipv4Addr, path::Path, sync::atomic::Ordering};
 
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Node {
-    /// Does nothing on a node of a cluster, whose pods are objects.
+    /// Writes the manifest of a pod. Does nothing on a node of a cluster, whose pods are objects of the API server.
     pub fn write_manifest(&self, spec: &Spec) -> anyhow::Result<()> {
         if self.kubeconfig().exists() {
             return Ok(());
@@ -19,12 +19,12 @@ impl Node {
         let path = self
             .manifests()
             .join(format!("{}-{}.yaml", spec.namespace, spec.name));
-        // Careful tools rename into place.
+        // The file is renamed into place, as careful tools do.
         fs::write(path.with_extension("tmp"), spec.manifest(&self.name))?;
         Ok(fs::rename(path.with_extension("tmp"), path)?)
     }
 
-    /// Writes a manifest, and creates a sandbox as the chain leaves it for inpod.
+    /// Writes a manifest, and creates the sandbox in the state in which the CNI chain calls inpod.
     pub fn sandbox(&self, spec: Spec) -> anyhow::Result<Pod> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let host = self.next_address.replace(self.next_address.get() + 1);
@@ -92,14 +92,14 @@ impl Node {
         )
     }
 
-    /// Runs an ADD that must succeed.
+    /// Runs an ADD, which must succeed.
     pub fn add(&self, pod: &Pod) -> anyhow::Result<Outcome> {
         let outcome = self.call(Call::add, pod).run()?;
         ensure!(outcome.code == 0, "ADD of {}: {outcome:?}", pod.spec.name);
         Ok(outcome)
     }
 
-    /// Runs both DELs of a runtime and removes the netns between them.
+    /// Runs both DELs of a runtime, and removes the netns between the two.
     pub fn del(&self, pod: &Pod) -> anyhow::Result<()> {
         let first = self.call(Call::del, pod).run()?;
         ensure!(

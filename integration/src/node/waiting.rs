@@ -1,4 +1,4 @@
-//! Waits for states of a node.
+//! Waits until a node reaches a state.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ impl Node {
                     .iter()
                     .filter(|condition| !condition.ok)
                     .collect();
-                // Reported once the broker is connected.
+                // pod-events reports the condition only once the broker is connected.
                 let told = |name| status.conditions.iter().any(|known| known.name == name);
                 ensure!(status.ready && bad.is_empty() && told("ztunnel"), "{bad:?}");
                 anyhow::Ok(())
@@ -50,7 +50,7 @@ impl Node {
         )
     }
 
-    /// Waits for enrollment with exactly its rules, acknowledged by a ztunnel.
+    /// Waits until the pod is enrolled with exactly its rules, and acknowledged by a ztunnel.
     pub fn until_whole(&self, spec: &Spec) -> anyhow::Result<ExplainPodResponse> {
         eventually(
             &format!("{} is wholly in the mesh", spec.name),

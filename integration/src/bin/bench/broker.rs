@@ -1,4 +1,5 @@
-//! The broker's adds and snapshots against bare packets with a descriptor, to the same ztunnel.
+//! Measures adds and snapshots of the broker, and compares both with bare packets with a descriptor to the same
+//! ztunnel.
 
 mod peers;
 mod subject;
@@ -57,7 +58,7 @@ async fn adds(
     table("The broker: one add", &rows)
 }
 
-/// Measures from ztunnel's hello to its snapshot's end, per workload.
+/// Measures the time per workload from ztunnel's hello to the end of the snapshot.
 async fn snapshots(
     samples: usize,
     bare: &mut Bare,
@@ -87,7 +88,7 @@ async fn snapshots(
     table("The broker: a snapshot", &rows)
 }
 
-/// Measures many concurrent callers on one session.
+/// Measures the rate of adds by many concurrent callers on one session.
 async fn rate(samples: usize, few: &Subject, many: &Subject) -> anyhow::Result<()> {
     let count = u64::try_from(samples)?.max(CALLERS);
     for (subject, served) in [(few, FEW), (many, MANY)] {

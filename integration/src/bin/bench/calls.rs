@@ -1,4 +1,4 @@
-//! Calls of the plugin on nodes with the same load, one at a time in turns, and many at once.
+//! Measures calls of the plugin on nodes with the same load: single calls in turns, and many calls at once.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ use crate::{
     side::Side,
 };
 
-/// Work that a call leaves behind, as the pod's annotation, ends within this time.
+/// The time within which the work ends that a call leaves behind, such as the pod's annotation.
 const SETTLE: Duration = Duration::from_millis(60);
 
 const BURST: usize = 100;
@@ -31,7 +31,7 @@ const CALLS: [&str; 4] = [
     "DEL, outside the mesh",
 ];
 
-/// Compares calls one at a time; `beside` describes what else is on the nodes.
+/// Compares calls that run one at a time; `beside` describes the other load on the nodes.
 pub(crate) fn one_at_a_time(
     samples: usize,
     sides: &[Side],
@@ -69,7 +69,8 @@ pub(crate) fn one_at_a_time(
     usage.print()
 }
 
-/// Makes each call once and records it in a column. Reading counts wakes netconfig before the call.
+/// Makes each call once and records the times in a column. Reading the counters has a side effect: netconfig is awake
+/// before the call.
 pub(crate) fn round(
     side: &Side,
     column: usize,
@@ -104,7 +105,7 @@ pub(crate) fn round(
         usage.record(&format!("{what}: agent"), column, milliseconds(agent));
         if let (Some(counts), Some(before)) = (&mut counts, counted) {
             for ((name, after), (_, before)) in side.counts()?.into_iter().zip(before) {
-                // A call never does these: one row says so.
+                // No call causes these two kinds of work, so a single row is enough.
                 let never = ["process_walks", "conntrack_dumps"].contains(&name);
                 let what = if never { "any call" } else { *what };
                 counts.record(&format!("{what}: {name}"), column, after - before);
@@ -124,12 +125,12 @@ fn children() -> anyhow::Result<Duration> {
     Ok(time.into_iter().sum::<Result<_, _>>()?)
 }
 
-/// Returns how often to repeat a measurement that takes as long as many calls.
+/// Returns the number of rounds for a measurement that takes as long as many calls.
 pub(crate) fn rounds(samples: usize) -> usize {
     samples.div_ceil(20).max(3)
 }
 
-/// Compares many ADDs of enrolled pods that start together.
+/// Compares many ADDs of enrolled pods that start at the same time.
 pub(crate) fn at_once(samples: usize, sides: &[Side]) -> anyhow::Result<()> {
     let names = sides.iter().map(|side| side.name.as_str());
     let mut table = Comparison::new(

@@ -1,10 +1,10 @@
-//! Tables with a row per operation and a column group per agent.
+//! Prints tables with a row per operation and a group of columns per agent.
 
 use std::{fmt::Write as _, time::Duration};
 
 use crate::{print_line, side::LIMIT};
 
-/// Resamples for a confidence interval.
+/// The number of resamples for a confidence interval.
 const RESAMPLES: usize = 2000;
 
 pub(crate) struct Comparison {
@@ -16,9 +16,9 @@ pub(crate) struct Comparison {
 
 struct Row {
     what: String,
-    /// The sum of the floors that were measured in the same run.
+    /// The sum of the floors, measured in the same run.
     floor: Option<f64>,
-    /// Of each side, in the order of measurement.
+    /// The samples of each side, in the order of measurement.
     samples: Vec<Vec<f64>>,
 }
 
@@ -67,7 +67,7 @@ impl Comparison {
         samples.map_or(0.0, |samples| quantile(samples, 0.5))
     }
 
-    /// Records a value of the side with this name; others may have left.
+    /// Records a value for the side with this name, unless the side has left the run.
     pub(crate) fn record_of(&mut self, what: &str, side: &str, value: f64) {
         if let Some(index) = self.sides.iter().position(|name| name == side) {
             self.record(what, index, value);
@@ -100,7 +100,7 @@ impl Comparison {
 }
 
 impl Comparison {
-    /// Prints each column's ratio to the first column, for columns that are loads of one agent.
+    /// Prints the ratio of each column to the first column, for columns that are different loads of the same agent.
     pub(crate) fn print_growth(&self) -> anyhow::Result<()> {
         let mut head = format!("| {} |", self.unit);
         for (index, side) in self.sides.iter().enumerate() {
@@ -173,7 +173,7 @@ impl Row {
     }
 }
 
-/// Restarts that are not awaited are infinite.
+/// Formats a value. The time of a restart that took too long is infinite.
 pub(crate) fn number(value: f64) -> String {
     if value.is_infinite() {
         format!("over {} s", LIMIT.as_secs())
@@ -197,8 +197,8 @@ fn quantile(samples: &[f64], share: f64) -> f64 {
     sorted.get(index).copied().unwrap_or_default()
 }
 
-/// Returns the ratio of the medians and its 95 % confidence interval by bootstrap. Samples that were taken in turns are
-/// resampled in pairs.
+/// Returns the ratio of the medians and its 95 % confidence interval by bootstrap. Samples from alternating
+/// measurements are resampled in pairs.
 fn ratio(ours: &[f64], theirs: &[f64]) -> (f64, f64, f64) {
     let mut random = fastrand::Rng::with_seed(18);
     let draw = |samples: &[f64], indices: &[usize]| {

@@ -1,4 +1,5 @@
-//! Floors: the parts of a call without an agent, in the same run; their sums stand beside the calls.
+//! Measures floors: the parts of a call without an agent, in the same run. The sums of the floors are printed beside
+//! the calls.
 
 use std::{path::Path, time::Instant};
 
@@ -31,7 +32,7 @@ pub(crate) struct Floors {
 }
 
 impl Floors {
-    /// The first agent answers the calls.
+    /// Prepares the floors; the agent of `side` answers the calls.
     pub(crate) fn new(side: &Side) -> anyhow::Result<Self> {
         let runtime = Runtime::new()?;
         let ztunnel = {
@@ -78,8 +79,8 @@ impl Floors {
         pod.unmount()
     }
 
-    /// Returns the sums for ADD outside and enrolled, and DEL enrolled and outside. An enrolled pod needs a call from
-    /// the plugin and one each to netconfig and to the broker.
+    /// Returns the sums for ADD outside and enrolled, and for DEL enrolled and outside. An enrolled pod needs a call
+    /// from the plugin, a call to netconfig, and a call to the broker.
     pub(crate) fn sums(&self) -> [f64; 4] {
         let of = |what| self.table.median(what);
         let enrolled = of(CLIENT) + 2.0 * of(CALL);

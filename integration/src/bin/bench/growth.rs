@@ -1,4 +1,5 @@
-//! Growth with the node: memory, work at rest, restarts, running pods that join, and calls beside load.
+//! Measures how costs grow with the node: memory, work at rest, restarts, running pods that join, and calls beside
+//! load.
 
 use std::{
     net::UdpSocket,
@@ -17,19 +18,19 @@ use crate::{
     side::{Probe, Side},
 };
 
-/// Pods that get a label at once.
+/// The number of pods that get a label at the same time.
 const JOINING: usize = 100;
 
-/// Idle processes on a full node.
+/// The number of idle processes on a full node.
 const PROCESSES: usize = 4000;
 
-/// Tracked connections of a busy node; the kernel's default limit is 262,144.
+/// The number of tracked connections on a busy node; the kernel's default limit is 262,144.
 const CONNECTIONS: usize = 100_000;
 
-/// A pod's work ends within this time.
+/// The time within which the work for a new pod ends.
 pub(crate) const SETTLE: Duration = Duration::from_secs(3);
 
-/// Each probe of the chart runs at least once in this time.
+/// The time in which each probe of the chart runs at least once.
 pub(crate) const REST: Duration = Duration::from_secs(20);
 
 pub(crate) struct Growth {
@@ -59,7 +60,7 @@ impl Growth {
         }
     }
 
-    /// Measures the agents with ever more pods.
+    /// Measures the agents while the number of pods increases.
     pub(crate) fn measure(mut self, sides: &mut Vec<Side>) -> anyhow::Result<()> {
         fill(sides, JOINING)?;
         self.restart(sides)?;
@@ -105,7 +106,8 @@ impl Growth {
         Ok(())
     }
 
-    /// Restarts each agent; one that takes too long leaves the run. Istio's takes minutes beside a full node: once.
+    /// Restarts each agent. An agent that takes too long leaves the run. Istio's agent takes minutes beside a full
+    /// node, so its restart is measured only once.
     fn restart(&mut self, sides: &mut Vec<Side>) -> anyhow::Result<()> {
         let rounds = calls::rounds(self.samples);
         let mut late = Vec::new();
@@ -148,7 +150,7 @@ pub(crate) fn execute(probes: &[Probe<'_>], time: Duration) -> anyhow::Result<()
     Ok(())
 }
 
-/// Compares calls on one node as it fills, and beside processes and connections on it.
+/// Compares calls on one node as the node fills, and beside processes and connections on the node.
 pub(crate) fn calls(samples: usize, side: &mut Side) -> anyhow::Result<()> {
     const FEW: &str = "10 pods";
     let columns = [
@@ -180,7 +182,7 @@ pub(crate) fn calls(samples: usize, side: &mut Side) -> anyhow::Result<()> {
             }
         }
         for _ in 0..samples {
-            // The kernel still destroys the netns of the calls before, on a full node for longer.
+            // The kernel still destroys the netns of the previous calls, which takes longer on a full node.
             thread::sleep(SETTLE / 6);
             let began = Instant::now();
             integration::run::<&str>(&nothing, &[])?;
@@ -214,7 +216,7 @@ pub(crate) fn beside(samples: usize, sides: &[Side]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Compares how long running pods of a namespace wait for their rules.
+/// Compares how long the running pods of a namespace wait for their rules.
 pub(crate) fn joining(samples: usize, sides: &[Side]) -> anyhow::Result<()> {
     let names = sides.iter().map(|side| side.name.as_str());
     let mut table = Comparison::new(
@@ -269,7 +271,7 @@ impl Drop for Processes {
     }
 }
 
-/// Tracks as many connections in a netns of its own; they end with it.
+/// Creates a netns with `count` tracked connections, which end with the netns.
 fn connections(count: usize) -> anyhow::Result<Netns> {
     let netns = Netns::create()?;
     let path = "/proc/sys/net/netfilter/nf_conntrack";
@@ -280,7 +282,7 @@ fn connections(count: usize) -> anyhow::Result<Netns> {
         std::fs::write(format!("{path}_udp_timeout"), "3600")?;
         let socket = UdpSocket::bind("127.0.0.1:0")?;
         for number in 0..count {
-            // Nothing listens: the answers are errors of later calls.
+            // No process listens at the destination, so a send fails with the error for an earlier one.
             let host = u8::try_from(number / 50_000)? + 1;
             let port = u16::try_from(number % 50_000)? + 1024;
             let sent = socket.send_to(b"", (std::net::Ipv4Addr::new(127, 1, 0, host), port));

@@ -1,4 +1,4 @@
-//! ZDS alone: a packet with a descriptor to the reference ztunnel, and its answer.
+//! Measures ZDS without an agent: a packet with a descriptor to the reference ztunnel, and the answer.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener, ancillary::Ancillary
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Sends a packet and receives ztunnel's answer.
+/// A bare server of ZDS, which sends a packet and receives ztunnel's answer.
 pub(crate) struct Bare {
     socket: UnixSeqpacket,
     pub(crate) node: Node,
@@ -58,7 +58,7 @@ impl Bare {
         Ok(started.elapsed())
     }
 
-    /// Hands a pod over, and takes it back.
+    /// Hands a pod over to ztunnel and takes the pod back; returns both times.
     pub(crate) async fn round_trips(&self, pod: &Pod) -> anyhow::Result<[Duration; 2]> {
         let uid = pod.spec.uid.clone();
         let add = AddWorkload {

@@ -1,4 +1,5 @@
-//! A review's cost: the injector on one CPU, callers on the others, over TLS like the API server.
+//! Measures the cost of a review. The injector runs on one CPU and the callers on the others; they call over TLS like
+//! the API server.
 
 mod subject;
 
@@ -23,7 +24,7 @@ use subject::{Caller, Subject};
 const CALLERS: usize = 8;
 const FOR: Duration = Duration::from_secs(5);
 
-/// A large pod's environment: 2,800 variables of 1,000 bytes, just below the API server's limit.
+/// The environment of a large pod: 2,800 variables of 1,000 bytes, just below the API server's limit.
 const VARIABLES: usize = 2800;
 
 pub(crate) fn injector(samples: usize) -> anyhow::Result<()> {
@@ -96,7 +97,7 @@ fn apart() -> anyhow::Result<usize> {
     Ok(theirs)
 }
 
-/// Returns two containers with probes, as a Deployment creates them.
+/// Returns a pod with two containers and probes, as a Deployment creates pods.
 fn pod(variables: usize) -> Value {
     let value = "x".repeat(1000);
     let env: Vec<_> = (0..variables)
@@ -144,7 +145,7 @@ fn injected(caller: &mut Caller, asked: &[u8]) -> anyhow::Result<Value> {
     Ok(pod)
 }
 
-/// Measures reviews per second, and each one's CPU time.
+/// Measures reviews per second, and the CPU time of a review.
 fn rate(subject: &Subject, what: &str, body: &[u8]) -> anyhow::Result<()> {
     let callers = (0..CALLERS).map(|_| subject.caller());
     let callers = callers.collect::<anyhow::Result<Vec<_>>>()?;

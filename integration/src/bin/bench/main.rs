@@ -1,4 +1,4 @@
-//! inpod beside other agents, interleaved in one run. Run it through `integration/bench/run`.
+//! Compares inpod with other agents, interleaved in one run. The program is run through `integration/bench/run`.
 
 mod broker;
 mod calls;
@@ -31,7 +31,7 @@ bench SAMPLES WHAT [NAME=DIRECTORY]...
 Measures inpod beside other agents. Run it through integration/bench/run, which
 lists WHAT and makes the directories of programs.";
 
-/// Enrolled pods that are on a node while calls are measured.
+/// The number of enrolled pods that are on a node while calls are measured.
 const FEW: usize = 10;
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -87,7 +87,7 @@ enum Growth {
     Skipped,
 }
 
-/// Starts the only side of a mode that measures one.
+/// Starts the side of a mode that measures a single side.
 fn only(server: &Arc<ApiServer>, sides: &[String]) -> anyhow::Result<Side> {
     let [side] = sides else {
         anyhow::bail!("one side is measured")

@@ -1,4 +1,5 @@
-//! Netlink without inpod's code: reads a pod's rules and routes from the kernel, and writes the same into another netns.
+//! Uses netlink without inpod's code: reads the rules and routes of a pod from the kernel, and writes the same ones
+//! into another netns.
 
 use std::{
     os::fd::{AsRawFd as _, OwnedFd},
@@ -12,7 +13,7 @@ use nix::sys::socket::{
 };
 
 const HEADER: usize = 16;
-/// NLMSG_DONE ends a dump, NLMSG_ERROR acknowledges.
+/// NLMSG_DONE ends a dump, and NLMSG_ERROR acknowledges a request.
 const DONE: u16 = 3;
 const ERROR: u16 = 2;
 const REQUEST: u16 = 0x1;
@@ -26,11 +27,12 @@ const TABLES: u16 = 10 << 8;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 
-/// Objects of nf_tables, in the order of creation: NEW, GET, and attributes that the kernel assigns.
+/// The objects of nf_tables in the order of creation, each with the messages NEW and GET and the attributes that the
+/// kernel assigns.
 const OBJECTS: [(u16, u16, &[u16]); 3] = [(0, 1, &[3, 4]), (3, 4, &[2, 6, 8]), (6, 7, &[3, 6])];
 
-/// Routing: NEW, GET, the length of the fixed part, and the attribute and its value that mark those of the mesh
-/// (FRA_PRIORITY 32764, RTA_TABLE 100).
+/// The objects of routing, each with the messages NEW and GET, the length of the fixed part, and the attribute and its
+/// value that mark an object of the mesh (FRA_PRIORITY 32764, RTA_TABLE 100).
 const ROUTING: [(u16, u16, usize, u16, u32); 2] = [(32, 34, 12, 6, 32764), (24, 26, 12, 15, 100)];
 
 #[derive(Debug)]
@@ -39,7 +41,6 @@ struct Message {
     body: Vec<u8>,
 }
 
-/// Encodes a message.
 fn encode(kind: u16, flags: u16, body: &[u8]) -> anyhow::Result<Vec<u8>> {
     let length = u32::try_from(HEADER + body.len())?;
     let mut message = length.to_ne_bytes().to_vec();
@@ -56,7 +57,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(*bytes))
 }
 
-/// Splits what was received.
+/// Splits received bytes into messages.
 fn messages(mut bytes: &[u8]) -> anyhow::Result<Vec<Message>> {
     let mut all = Vec::new();
     while let Some(length) = bytes.first_chunk::<4>() {
@@ -70,7 +71,7 @@ fn messages(mut bytes: &[u8]) -> anyhow::Result<Vec<Message>> {
     Ok(all)
 }
 
-/// Splits attributes into types and the bytes with their headers.
+/// Splits attributes into their types and their bytes with the header.
 fn attributes(mut bytes: &[u8]) -> Vec<(u16, Vec<u8>)> {
     let mut all = Vec::new();
     while let (Some(length), Some(kind)) = (number(bytes, 0), number(bytes, 2)) {
@@ -129,13 +130,13 @@ impl Socket {
     }
 }
 
-/// Asks whether the packet filter of the thread's netns has tables.
+/// Returns whether the packet filter in the netns of this thread has tables.
 pub(crate) fn has_tables() -> anyhow::Result<bool> {
     let socket = Socket::open(SockProtocol::NetlinkNetFilter)?;
     Ok(!socket.dump(TABLES | 1, &[0; 4])?.is_empty())
 }
 
-/// The messages that create what a pod has.
+/// The messages that create the rules and routes of a pod.
 #[derive(Debug)]
 pub(crate) struct Rules {
     transaction: Vec<u8>,
@@ -186,7 +187,7 @@ impl Rules {
         })
     }
 
-    /// Writes them into a netns that has none.
+    /// Writes the rules into a netns that has none yet.
     pub(crate) fn write(&self, netns: &Netns) -> anyhow::Result<Duration> {
         let started = Instant::now();
         netns.within(|| {

@@ -1,4 +1,5 @@
-//! An agent at rest on a node of a large cluster, then restarts in a row: memory and processor time of each service.
+//! Measures an agent at rest on a node of a large cluster, then restarts in a row: memory and processor time of each
+//! service.
 
 use std::{
     thread,
@@ -22,15 +23,15 @@ const NAMESPACES: usize = 10_000;
 const PODS: usize = 250;
 const RESTARTS: usize = 10;
 
-/// Namespaces that one process creates.
+/// The number of namespaces per process that creates namespaces.
 const BATCH: usize = 1000;
 
 const PICTURE: &str = "rest.svg";
 
-/// A value of each service.
+/// One value for each service.
 type Values = [f64; SERVICES.len()];
 
-/// Times, or numbers of restarts, with what was seen then.
+/// Times, or numbers of restarts, with the values that were observed then.
 type Series = Vec<(f64, Values)>;
 
 struct Reading {
@@ -38,7 +39,7 @@ struct Reading {
     used: Values,
 }
 
-/// Measures a side that nothing else shares its API server with.
+/// Measures a side whose API server serves no other agent.
 pub(crate) fn rest(minutes: usize, server: &ApiServer, side: &mut Side) -> anyhow::Result<()> {
     create_namespaces(server)?;
     side.fill(PODS)?;
@@ -95,7 +96,7 @@ fn read(side: &Side) -> anyhow::Result<Reading> {
     Ok(reading)
 }
 
-/// Samples memory, and processor time since the sample before, twice in each round of probes.
+/// Samples memory, and the processor time since the previous sample, twice in each round of probes.
 fn at_rest(minutes: usize, side: &Side) -> anyhow::Result<(Series, Series)> {
     let (mut memory, mut processor) = (Series::new(), Series::new());
     let time = Duration::from_secs(60) * u32::try_from(minutes)?;
@@ -125,7 +126,8 @@ fn between(before: &Values, after: &Values) -> Values {
     })
 }
 
-/// Restarts all services in a row; returns memory before and after each, and the processor time of each.
+/// Restarts all services one after the other; returns the memory before and after each restart, and the processor time
+/// of each restart.
 fn restarts(side: &Side) -> anyhow::Result<(Series, Series)> {
     let mut before = read(side)?;
     let (mut memory, mut used) = (vec![(0.0, before.memory)], Series::new());
@@ -196,14 +198,14 @@ fn panel<'a>(title: &'a str, axis: (&'a str, f64), series: &Series) -> Panel<'a>
     }
 }
 
-/// Returns a service's part.
+/// Returns the values of one service.
 fn points(series: &Series, service: usize) -> Pairs {
     let points = series.iter();
     let points = points.filter_map(|(time, values)| Some((*time, *values.get(service)?)));
     points.collect()
 }
 
-/// Returns the slope of the least-squares line.
+/// Returns the slope of the least-squares line through the points.
 fn slope(points: &[(f64, f64)]) -> f64 {
     let mean = |of: fn(&(f64, f64)) -> f64| {
         points.iter().map(of).sum::<f64>() / whole(points.len().max(1))

@@ -1,4 +1,4 @@
-//! An agent under comparison: programs of one tree, run on a node of their own as its chart runs them.
+//! An agent under comparison: the programs of one tree, run on a node of their own as the agent's chart runs them.
 
 use std::{
     cell::RefCell,
@@ -21,20 +21,20 @@ use serde_json::{Value, json};
 
 use crate::netlink::{self, Rules};
 
-/// The file that `integration/bench/run` puts beside the programs of a tree.
+/// The name of the manifest that `integration/bench/run` puts beside the programs of a tree.
 const MANIFEST: &str = "manifest.yaml";
 
-/// The chain before Istio's agent appends itself.
+/// The CNI chain before Istio's agent appends its plugin.
 const PRIMARY: &str =
     r#"{"cniVersion":"1.0.0","name":"podnet","plugins":[{"type":"bridge"},{"type":"portmap"}]}"#;
 
-/// The most that a restart may take.
+/// The longest time that a restart may take.
 pub(crate) const LIMIT: Duration = Duration::from_secs(180);
 
-/// Pods that are created at once.
+/// The number of pods that are created at once.
 const BATCH: usize = 250;
 
-/// netconfig's metrics of what a call costs.
+/// The metrics of netconfig that count the work of a call.
 const COUNTS: [&str; 4] = [
     "netlink_requests",
     "netns_visits",
@@ -42,15 +42,15 @@ const COUNTS: [&str; 4] = [
     "conntrack_dumps",
 ];
 
-/// An agent is idle after this time with less than this work per interval: a check of one pod's listeners is less,
-/// verifying pods is more.
+/// An agent counts as idle after this time with less than [`BUSY`] of work per interval: checking the listeners of one
+/// pod takes less, verifying pods takes more.
 const IDLE: Duration = Duration::from_millis(150);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const BUSY: Duration = Duration::from_millis(3);
 
 pub(crate) struct Side {
     pub(crate) name: String,
-    /// Set if it is Istio's.
+    /// The agent, if it is Istio's.
     istio: Option<RefCell<IstioCni>>,
     pods: Vec<(Pod, Inhabitant)>,
     deployed: DeployedNode,
@@ -97,7 +97,7 @@ impl Side {
         agent.borrow_mut().start(&within, "info")
     }
 
-    /// Returns how the agent's logs end.
+    /// Returns the ends of the agent's logs.
     fn logs(&self) -> String {
         self.istio
             .as_ref()
@@ -111,8 +111,8 @@ impl Side {
         self.stop_services()
     }
 
-    /// Starts the agent again; returns the time until it was ready and had ended the work of its start, or None if that
-    /// is longer than [`LIMIT`].
+    /// Starts the agent again. Returns the time until the agent was ready and had ended the work of its start, or None
+    /// after [`LIMIT`].
     pub(crate) fn resume(&self) -> anyhow::Result<Option<Duration>> {
         let began = Instant::now();
         match self.resumed(began + LIMIT) {
@@ -138,7 +138,8 @@ impl Side {
         Ok(idle)
     }
 
-    /// Waits until the agent has been idle for a while; returns since when. A question about each pod would be work.
+    /// Waits until the agent has been idle for a while, and returns since when. A request about each pod would be work
+    /// for the agent, so none is sent.
     fn until_idle(&self, deadline: Instant) -> anyhow::Result<Instant> {
         let mut since = Instant::now();
         while since.elapsed() < IDLE {
@@ -166,7 +167,7 @@ impl Side {
         processor_time(&self.cgroup(None)?)
     }
 
-    /// Returns the processor time of a service since the agent's first start.
+    /// Returns the processor time of a service since the first start of the agent.
     pub(crate) fn processor_time_of(&self, service: &str) -> anyhow::Result<Duration> {
         processor_time(&self.cgroup(Some(service))?)
     }
@@ -184,7 +185,7 @@ impl Side {
         Ok(sum)
     }
 
-    /// Returns what netconfig has counted since its start.
+    /// Returns the counters of netconfig since its start.
     pub(crate) fn counts(&self) -> anyhow::Result<Vec<(&'static str, f64)>> {
         let socket = inpod_service::socket(&self.node.run_dir(), "netconfig");
         let metrics = Verbs::at(&socket)?.metrics(&socket)?;
@@ -206,7 +207,7 @@ impl Side {
         self.istio.is_some()
     }
 
-    /// Creates pods at the API server, and their sandboxes; returns once the agent has seen them.
+    /// Creates pods at the API server and their sandboxes, and waits until the agent has seen the pods.
     pub(crate) fn sandboxes(&self, meshes: &[Mesh]) -> anyhow::Result<Vec<Pod>> {
         let pods = self.deployed.sandboxes(meshes)?;
         if self.istio.is_none() {
@@ -215,7 +216,7 @@ impl Side {
         Ok(pods)
     }
 
-    /// Prepares a call of the plugin as the runtime makes it, in the node's network.
+    /// Prepares a call of the plugin in the node's network, as the runtime makes the call.
     pub(crate) fn call(
         &self,
         verb: fn(&Pod, &Path, &Path) -> Call,
@@ -228,7 +229,7 @@ impl Side {
         Ok(self.plugin_call(self.program("istio-cni"), call))
     }
 
-    /// Ends pods: both DELs of the runtime, then their objects.
+    /// Ends pods with both DELs of the runtime, then deletes their objects.
     pub(crate) fn end(&self, pods: &[&Pod]) -> anyhow::Result<()> {
         for pod in pods {
             self.call(Call::del, pod)?.succeed()?;
@@ -236,7 +237,7 @@ impl Side {
         self.forget(pods)
     }
 
-    /// Ends pods after their first DEL.
+    /// Ends pods whose first DEL has already been made.
     pub(crate) fn forget(&self, pods: &[&Pod]) -> anyhow::Result<()> {
         for pod in pods {
             pod.unmount()?;
@@ -245,7 +246,7 @@ impl Side {
         self.delete(pods)
     }
 
-    /// Starts pods outside the mesh, with processes as Istio's agent searches for them.
+    /// Starts pods outside the mesh, with the processes for which Istio's agent searches.
     pub(crate) fn running_outside(&self, count: usize) -> anyhow::Result<Vec<RunningPod>> {
         let pods = self.sandboxes(&vec![Mesh::Outside; count])?;
         for pod in &pods {
@@ -260,7 +261,7 @@ impl Side {
         Ok(running.collect())
     }
 
-    /// Sets whether the namespace's pods join.
+    /// Sets the label by which the pods of the namespace join or leave the mesh.
     pub(crate) fn label(&self, mode: Option<&str>) -> anyhow::Result<()> {
         let change = json!({"metadata": {"labels": {"istio.io/dataplane-mode": mode}}});
         self.server.patch(&self.namespace_path(), &change).map(drop)
@@ -283,7 +284,7 @@ impl Side {
         due
     }
 
-    /// Enrolls pods, each with a process, until there are as many.
+    /// Enrolls pods, each with a process, until `count` pods are enrolled.
     pub(crate) fn fill(&mut self, count: usize) -> anyhow::Result<()> {
         while self.pods.len() < count {
             let missing = count - self.pods.len();
@@ -325,7 +326,7 @@ impl RunningPod {
     }
 }
 
-/// A probe of the kubelet.
+/// A probe that the kubelet would execute in a container of the agent.
 pub(crate) struct Probe<'a> {
     side: &'a Side,
     container: &'a Container,
@@ -372,7 +373,7 @@ impl Probe<'_> {
     }
 }
 
-/// Creates the directories of a node and the agent's part of its chart.
+/// Creates the directories of a node, and deploys the agent's part of its chart.
 fn istio_cni(
     server: &Arc<ApiServer>,
     node: &Node,
@@ -388,7 +389,7 @@ fn istio_cni(
     Ok((agent, manifest))
 }
 
-/// Returns the processor time of a cgroup and those below.
+/// Returns the processor time of a cgroup and of the cgroups below.
 fn processor_time(cgroup: &Path) -> anyhow::Result<Duration> {
     let text = fs::read_to_string(cgroup.join("cpu.stat"))?;
     let mut lines = text.lines();
@@ -396,7 +397,7 @@ fn processor_time(cgroup: &Path) -> anyhow::Result<Duration> {
     Ok(Duration::from_micros(usage.context("no usage")?.parse()?))
 }
 
-/// Returns the processes in a cgroup and below.
+/// Returns the processes in a cgroup and in the cgroups below.
 fn processes(cgroup: &Path) -> anyhow::Result<Vec<String>> {
     let own = fs::read_to_string(cgroup.join("cgroup.procs"))?;
     let mut found: Vec<_> = own.lines().map(str::to_owned).collect();

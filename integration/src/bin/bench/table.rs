@@ -1,10 +1,10 @@
-//! Times, and their tables.
+//! Collects times, and prints tables of times.
 
 use std::time::Duration;
 
 use crate::print_line;
 
-/// An operation's times in the order of measurement.
+/// The times of an operation in the order of measurement.
 pub(crate) struct Row {
     pub(crate) what: &'static str,
     pub(crate) times: Vec<Duration>,
@@ -18,7 +18,7 @@ impl Row {
         }
     }
 
-    /// This share of samples lies below it, in microseconds.
+    /// Returns the time in microseconds below which this share of the samples lies.
     pub(crate) fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.times.clone();
         sorted.sort();
@@ -37,7 +37,7 @@ impl Row {
     }
 }
 
-/// The first row is the others' reference.
+/// Prints the rows; the first row is the reference for the other rows.
 pub(crate) fn table(title: &str, rows: &[Row]) -> anyhow::Result<()> {
     print_line(&format!(
         "\n### {title}\n\n| what | median us | p99 | min | n | x first |\n|---|---|---|---|---|---|"

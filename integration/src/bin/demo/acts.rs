@@ -1,4 +1,4 @@
-//! The four acts: each names its promise, keeps it, and prints the evidence.
+//! The four acts of the demo. Each act prints a promise, keeps the promise, and prints the evidence.
 
 use std::{
     net::SocketAddr,
@@ -17,13 +17,13 @@ use crate::{capture::Capture, print_fact, print_inpod, print_line, print_promise
 
 const PORT: u16 = 8080;
 
-/// Between two requests of the loop.
+/// The time between two requests of the client's loop.
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// Requests of a phase.
+/// The number of requests in a phase.
 const REQUESTS: u64 = 50;
 
-/// Two pods, of which one asks the other.
+/// A client pod and a server pod.
 pub(crate) struct Pair {
     client: Pod,
     server: Pod,
@@ -50,12 +50,13 @@ impl Pair {
         Clients::start(&[&self.client], self.address(), PERIOD)
     }
 
-    /// Captures at the server, and searches for the client's address: the application answers with it.
+    /// Captures packets at the server and searches them for the client's address, because the application answers with
+    /// this address.
     fn capture(&self, node: &Node) -> anyhow::Result<Capture> {
         Capture::start(node.netns(), &self.server.veth, self.client.v4.to_string())
     }
 
-    /// Enrolls both while the client asks.
+    /// Enrolls both pods while the client sends requests.
     pub(crate) fn join(&self, node: &Node) -> anyhow::Result<()> {
         print_promise(
             "1. Running pods join the mesh: no request is lost, and they speak mutual TLS.",
@@ -72,7 +73,7 @@ impl Pair {
             .try_for_each(|pod| node.write_manifest(&pod.spec.clone().ambient()))?;
         pods.iter()
             .try_for_each(|pod| node.until_whole(&pod.spec).map(drop))?;
-        // One request may have begun before.
+        // One of two requests may have begun before the enrollment.
         clients.make(2)?;
         let capture = self.capture(node)?;
         clients.make(REQUESTS)?;
@@ -112,7 +113,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Flushes the client's rules.
+    /// Flushes the rules of the client, and shows the repair.
     pub(crate) fn repair(&self, node: &Node) -> anyhow::Result<()> {
         print_promise("2. Rules that something removes are put back at once.");
         print_line("   $ nft flush ruleset     # in client's network namespace");
@@ -148,7 +149,7 @@ fn print_requests(requests: &Tally) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns whom the pod's last peer proved to be.
+/// Returns the identity that the pod's last peer proved.
 fn identity_seen(node: &Node, pod: &Pod) -> anyhow::Result<String> {
     eventually("a tunnel has ended", TIMEOUT, || {
         let all = node.accesses()?.into_iter().rev();
@@ -157,12 +158,12 @@ fn identity_seen(node: &Node, pod: &Pod) -> anyhow::Result<String> {
     })
 }
 
-/// Starts a pod while there is no ztunnel.
+/// Starts a pod while no ztunnel runs.
 pub(crate) fn wait(node: &Node) -> anyhow::Result<Pod> {
     print_promise("3. A pod of the mesh never starts outside of it: without a ztunnel, it waits.");
     node.stop("ztunnel", Signal::SIGKILL)?;
     let pod = node.sandbox(Spec::new("late").ambient())?;
-    // An ADD waits longer by default.
+    // By default, an ADD waits longer.
     let add = node.call(Call::add, &pod).timeout_seconds(2);
     let (_, refusal) = add.run()?.refusal()?;
     print_line(
@@ -180,7 +181,7 @@ pub(crate) fn wait(node: &Node) -> anyhow::Result<Pod> {
     Ok(pod)
 }
 
-/// Labels a pod whose application takes a port of ztunnel.
+/// Labels a pod whose application listens on a port that ztunnel needs.
 pub(crate) fn refuse(node: &Node) -> anyhow::Result<Pod> {
     print_promise("4. A running pod that cannot join gets a reason, and works on as before.");
     let pod = node.pod(Spec::new("refused"))?;

@@ -1,4 +1,4 @@
-//! A capture of the packets on a link, like `tcpdump`.
+//! Captures the packets on a link, like `tcpdump`.
 
 use std::{
     os::fd::{AsRawFd as _, OwnedFd},
@@ -22,16 +22,16 @@ use nix::{
     },
 };
 
-/// How long a capture without packets takes to stop, in milliseconds.
+/// The time in milliseconds within which a capture without packets stops.
 const STOP_MILLISECONDS: i64 = 50;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Packets {
-    /// With a payload.
+    /// The number of packets with a payload.
     pub(crate) all: usize,
-    /// Begin with the header of a TLS record.
+    /// The number of payloads that begin with the header of a TLS record.
     pub(crate) tls: usize,
-    /// Contain the text.
+    /// The number of payloads that contain the text in the clear.
     pub(crate) readable: usize,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    /// Reads a link's packets of IPv4 and TCP, and searches them for a text.
+    /// Captures the IPv4 TCP packets of a link, and searches the packets for a text.
     pub(crate) fn start(netns: &Netns, link: &str, text: String) -> anyhow::Result<Self> {
         let all = SockProtocol::EthAll;
         let open = || {
@@ -94,12 +94,13 @@ fn read(socket: &OwnedFd, link: u32, text: &str, stopped: &AtomicBool) -> anyhow
     Ok(packets)
 }
 
-/// The type of a record, from change_cipher_spec to application_data, and its version (RFC 8446, 5.1).
+/// Returns whether a payload begins with a TLS record: the type is between change_cipher_spec and application_data, and
+/// the version follows (RFC 8446, 5.1).
 fn is_tls(payload: &[u8]) -> bool {
     matches!(payload, [20..=23, 3, 1 | 3, ..])
 }
 
-/// Returns what TCP carries in an Ethernet frame of IPv4.
+/// Returns the TCP payload of an Ethernet frame with IPv4.
 fn payload(frame: &[u8]) -> Option<&[u8]> {
     let packet = frame.get(14..)?;
     let is_tcp = frame.get(12..14)? == [8, 0] && *packet.get(9)? == 6;

@@ -1,4 +1,4 @@
-//! Shows what inpod does for the pods of a node. Run it through `integration/demo`.
+//! Demonstrates inpod on the pods of a node. The program is run through `integration/demo`.
 
 mod acts;
 mod capture;
@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context as _;
 use integration::{Node, SERVICES, run};
 
-/// Of a quoted line, without its indentation: 100 columns are in all.
+/// The width of a quoted line without its indentation, so that a line has at most 100 columns.
 const WIDTH: usize = 95;
 
 const USAGE: &str = "\
@@ -68,7 +68,7 @@ fn start() -> anyhow::Result<Node> {
 }
 
 fn print_line(text: &str) {
-    // The terminal may be closed.
+    // A failed write is ignored, because the terminal may be closed.
     writeln!(io::stdout(), "{text}").unwrap_or_default();
 }
 
@@ -81,7 +81,7 @@ fn print_fact(name: &str, text: &str) {
     print_line(&format!("   {name:17}{text}"));
 }
 
-/// Runs the client `inpod` and prints those lines of its output that `is_shown` selects.
+/// Runs the client `inpod`, and prints the lines of its output that `is_shown` selects.
 fn print_inpod(
     node: &Node,
     arguments: &[&str],
@@ -98,7 +98,7 @@ fn print_inpod(
     Ok(())
 }
 
-/// Prints a line of another program, wrapped.
+/// Prints a line of another program, wrapped at [`WIDTH`].
 fn print_quote(line: &str) {
     let (mut wrapped, mut column) = (String::new(), 0);
     for word in line.split_inclusive(' ') {
@@ -112,7 +112,7 @@ fn print_quote(line: &str) {
     print_line(&format!("     {}", wrapped.replace(" \n", "\n").trim_end()));
 }
 
-/// Opens a shell on the node until the user leaves it.
+/// Opens a shell on the node, and returns when the user leaves the shell.
 fn play(node: &Node) -> anyhow::Result<()> {
     print_promise("Everything is left running. In this shell, for example:");
     let inpod = integration::bin("inpod")?;
@@ -130,7 +130,7 @@ fn play(node: &Node) -> anyhow::Result<()> {
         print_line(&format!("   {command}"));
     }
     print_line("   exit   # ends everything");
-    // Where inpod looks on a real node; /run belongs to this demo.
+    // The client expects the sockets here on a real node; `/run` belongs to this demo.
     symlink(node.run_dir(), "/run/inpod").context("cannot link /run/inpod")?;
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", programs.display());
     let mut shell = Command::new("nsenter");

@@ -1,5 +1,6 @@
-//! A minimal sidecar proxy, as user and group 1337 in its netns: accepts connections redirected to 15006, connects to
-//! their original destination, and prints for each: source, destination, and `forwarded`, `refused` or `loop`.
+//! A minimal sidecar proxy, which runs as user and group 1337 in the netns of its pod. The proxy accepts connections
+//! redirected to 15006, connects to their original destination, and prints for each connection: source, destination,
+//! and `forwarded`, `refused` or `loop`.
 //!
 //! ```text
 //! sidecar original          from 127.0.0.6 or ::6 to the address and port that the client dialed
@@ -8,8 +9,8 @@
 //! sidecar transparent       from the client's address, as group 1337 only
 //! ```
 //!
-//! With the arguments of Istio's container after the mode (`proxy sidecar ...`) it is the whole proxy: it also serves
-//! connections redirected to 15001, and answers 200 at 15021, like Istio's once ready.
+//! With the arguments of Istio's container after the mode (`proxy sidecar ...`) the program is the whole proxy: the
+//! proxy then also serves connections redirected to 15001, and answers 200 at 15021, like Istio's proxy once ready.
 
 use std::{
     collections::BTreeSet,
@@ -27,18 +28,18 @@ use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 
 const OWNER: u32 = 1337;
 
-/// Inbound connections are redirected here.
+/// The port to which the rules redirect inbound connections.
 const INBOUND: u16 = 15006;
 
-/// Outbound connections are redirected here.
+/// The port to which the rules redirect outbound connections.
 const OUTBOUND: u16 = 15001;
 
-/// Port of the readiness probe.
+/// The port of the readiness probe.
 const HEALTH: u16 = 15021;
 
 const READY: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
-/// Istio's TPROXY mark, which routes replies to the client back to the proxy.
+/// The TPROXY mark of Istio, which routes replies to the client back to the proxy.
 const TPROXY_MARK: u32 = 1337;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -55,7 +56,7 @@ enum Mode {
 struct Way {
     to: SockAddr,
     from: Option<IpAddr>,
-    /// Set if `from` is the client's address.
+    /// The mark of packets to the server, if the source is the client's address.
     mark: Option<u32>,
 }
 
@@ -99,7 +100,7 @@ impl Mode {
     }
 }
 
-/// Local ports of its own connections.
+/// The local ports of the proxy's own connections.
 type Own = Arc<Mutex<BTreeSet<u16>>>;
 
 const USAGE: &str = "\
@@ -130,7 +131,7 @@ fn run() -> anyhow::Result<()> {
     let mode = Arc::new(Mode::parse(&arguments)?);
     let (uid, gid) = (Uid::from_raw(OWNER), Gid::from_raw(OWNER));
     setresgid(gid, gid, gid).context("cannot become the proxy's group")?;
-    // Transparent sockets need rights that the user lacks.
+    // A transparent socket needs rights that the proxy's user lacks.
     let transparent = mode.is_transparent();
     if !transparent {
         setresuid(uid, uid, uid).context("cannot become the proxy's user")?;
@@ -146,7 +147,7 @@ fn run() -> anyhow::Result<()> {
     take(&listener, &mode, &own)
 }
 
-/// Each connection has its own thread.
+/// Accepts connections and serves each in a thread of its own.
 fn take(listener: &TcpListener, mode: &Arc<Mode>, own: &Own) -> anyhow::Result<()> {
     for stream in listener.incoming() {
         let (stream, mode, own) = (stream?, Arc::clone(mode), Arc::clone(own));
@@ -155,7 +156,7 @@ fn take(listener: &TcpListener, mode: &Arc<Mode>, own: &Own) -> anyhow::Result<(
     Ok(())
 }
 
-/// The readiness probe's client may go away.
+/// Answers a readiness probe, and ignores errors because the client may go away.
 fn answer(mut client: TcpStream) {
     let asked = client.read(&mut [0; 4096]);
     asked
@@ -185,7 +186,8 @@ fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Returns the address that the client dialed, from conntrack; without one, a transparent socket's own address.
+/// Returns the address that the client dialed, from conntrack; without an entry in conntrack, the local address of a
+/// transparent socket.
 fn original(stream: &TcpStream, mode: &Mode) -> Option<SocketAddr> {
     let socket = SockRef::from(stream);
     let local = stream.local_addr().ok().map(canonical)?;
@@ -198,7 +200,7 @@ fn original(stream: &TcpStream, mode: &Mode) -> Option<SocketAddr> {
     known.or_else(|| mode.is_transparent().then_some(local))
 }
 
-/// A client that goes away is no error.
+/// Serves a connection; a client that goes away is no error.
 fn serve(client: &TcpStream, mode: &Mode, own: &Own) {
     let source = client.peer_addr().map(canonical);
     let (Ok(source), Some(original)) = (source, original(client, mode)) else {
@@ -216,7 +218,7 @@ fn serve(client: &TcpStream, mode: &Mode, own: &Own) {
         Ok(server) => {
             told("forwarded");
             both(client, &server).unwrap_or_default();
-            // Another client may get the port.
+            // The port is free again, and another client may get the port.
             let address = server.local_addr().ok();
             let port = address.and_then(|address| Some(address.as_socket()?.port()));
             let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
@@ -243,7 +245,7 @@ fn connect(way: &Way, own: &Own) -> io::Result<Socket> {
     if let Some(from) = way.from.or(any) {
         socket.bind(&SocketAddr::new(from, 0).into())?;
     }
-    // Recorded before the first packet, which may come back here.
+    // The port is recorded before the first packet, which the rules may redirect back to this proxy.
     if let Some(bound) = socket.local_addr()?.as_socket() {
         let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
         own.insert(bound.port());

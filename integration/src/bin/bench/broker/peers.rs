@@ -1,4 +1,4 @@
-//! Around the broker: a ztunnel that answers at once, and a bare server of packets.
+//! The peers around the broker: a ztunnel that answers at once, and a bare server of packets.
 
 use std::{
     fs::File,
@@ -16,10 +16,10 @@ use zds_client::Client;
 
 pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Makes the bench execute itself as a ztunnel.
+/// The argument with which the bench executes itself as a ztunnel.
 pub(crate) const ZTUNNEL: &str = "ztunnel";
 
-/// Acknowledges everything at once until the agent is gone for good.
+/// Acknowledges every packet at once, until the agent is gone for good.
 pub(crate) fn ztunnel(socket: &Path) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -61,7 +61,7 @@ impl Drop for Running {
     }
 }
 
-/// Only sends a packet and receives the answer.
+/// A server that only sends a packet and receives the answer.
 #[derive(Debug)]
 pub(super) struct Bare {
     socket: UnixSeqpacket,

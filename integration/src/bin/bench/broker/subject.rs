@@ -1,4 +1,4 @@
-//! A broker with callers, a ztunnel, and a substitute for netconfig.
+//! The broker under test, with callers, a ztunnel, and a substitute for netconfig.
 
 use std::{
     fs::{self, File},
@@ -122,7 +122,8 @@ impl Subject {
         Ok(())
     }
 
-    /// Adds `count` workloads with `callers` concurrent callers, then removes them; returns the adds' time.
+    /// Adds `count` workloads with `callers` concurrent callers, then removes the workloads; returns the time of the
+    /// adds.
     pub(super) async fn add_all(&self, count: u64, callers: u64) -> anyhow::Result<Duration> {
         let numbers: Vec<_> = (0..count).map(|_| self.next()).collect();
         let started = Instant::now();
@@ -137,7 +138,7 @@ impl Subject {
         Ok(took)
     }
 
-    /// Returns the time from the renewed session's hello to its snapshot's end.
+    /// Renews the session, and returns the time from the hello to the end of the snapshot.
     pub(super) async fn snapshot(&self) -> anyhow::Result<Duration> {
         let mut client = self.client.clone();
         let sessions = client.list_workloads(ListWorkloadsRequest {}).await?;
@@ -233,7 +234,8 @@ fn workload(number: u64) -> anyhow::Result<Workload> {
     })
 }
 
-/// Every claim is of this process's netns: the broker compares device and inode without entering.
+/// Serves claims like netconfig. Every claim is for the netns of this process, because the broker compares device and
+/// inode without entering the netns.
 async fn hand_out(claims: UnixListener) {
     let mut answers = JoinSet::new();
     while let Ok((stream, _)) = claims.accept().await {

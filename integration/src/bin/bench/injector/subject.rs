@@ -1,4 +1,4 @@
-//! An injector on its own CPU, and its callers.
+//! The injector under test on a CPU of its own, and its callers.
 
 use std::{
     fs,
@@ -98,9 +98,9 @@ impl Subject {
         Ok(number.context("VmRSS")?.parse()?)
     }
 
-    /// Its resolution is 10 ms.
+    /// Returns the CPU time of the injector, with a resolution of 10 ms.
     pub(super) fn processor_time(&self) -> anyhow::Result<Duration> {
-        // taskset has become the injector.
+        // The child was started as taskset, which has executed the injector.
         used(self.child.id())
     }
 }
@@ -116,7 +116,7 @@ impl Caller {
         Ok(began.elapsed())
     }
 
-    /// Measures from its first byte to the answer's last.
+    /// Measures a review from the first byte of the request to the last byte of the answer.
     pub(super) fn review(&mut self, body: &[u8]) -> anyhow::Result<Duration> {
         let began = Instant::now();
         let answer = self.post(body)?;
@@ -176,13 +176,13 @@ pub(super) fn patch(pod: &mut Value, patch: &str) -> anyhow::Result<()> {
     Ok(json_patch::patch(pod, &patch)?)
 }
 
-/// The unit of CPU time (proc(5), `USER_HZ`).
+/// The unit of CPU time in `/proc` (proc(5), `USER_HZ`).
 const TICK: Duration = Duration::from_millis(10);
 
-/// Returns user and system CPU time together, in steps of 10 ms.
+/// Returns the sum of user and system CPU time, in steps of 10 ms.
 fn used(pid: u32) -> anyhow::Result<Duration> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The process name may contain spaces. The state and fields 4 to 13 follow it.
+    // The process name may contain spaces; the state and the fields 4 to 13 follow the name.
     let (_, fields) = stat.rsplit_once(')').context("a name in parentheses")?;
     let ticks = fields.split_whitespace().skip(11).take(2);
     let ticks = ticks.map(str::parse::<u32>).sum::<Result<u32, _>>()?;
