@@ -8,7 +8,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let contract = root.join("istio/workload/zds/zds.proto");
     let descriptors = protox::compile([&contract], [root])?;
     prost_build::Config::new().compile_fds(descriptors)?;
-    // Without this, cargo would rerun the script whenever any file of the package changes.
+    // Without this line, cargo would rerun the script whenever any file of the package changes.
     println!("cargo::rerun-if-changed={}", contract.display());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The access log: a JSON line for each accept and each end.
+//! Writes the access log, with a JSON line when a connection is accepted and another when the connection ends.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -13,13 +13,13 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 use crate::listeners::{Direction, Listener};
 
-/// Fields that are not known yet are null.
+/// A line of the log. Fields that are not known yet are null.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
-    /// RFC 3339, UTC, microseconds.
+    /// The time in the format of RFC 3339, in UTC with microseconds.
     time: String,
     event: Event,
-    /// Counts since the process started; links the two lines.
+    /// The number of the connection since the process started, which links the two lines.
     connection: u64,
     uid: &'a str,
     listener: u16,
@@ -41,7 +41,8 @@ enum Event {
     Closed,
 }
 
-/// A file or standard output. Each line is one write, so processes that append to one file do not mix lines.
+/// The log, which is a file or standard output. Each line is one write, so processes that append to the same file do
+/// not mix lines.
 #[derive(Clone)]
 pub(crate) struct AccessLog(Arc<Inner>);
 
@@ -77,7 +78,8 @@ impl AccessLog {
     }
 }
 
-/// Dropping an entry writes the last line, so a connection cut together with its pod is logged.
+/// The entry of a connection. Dropping the entry writes the last line, so a connection that is cut together with its
+/// pod is logged.
 pub(crate) struct Entry {
     log: AccessLog,
     connection: u64,
@@ -92,12 +94,12 @@ pub(crate) struct Entry {
     pub(crate) from_destination: AtomicU64,
 }
 
-/// Facts at the time of accepting.
+/// The facts that are known when a connection is accepted.
 pub(crate) struct Accepted {
     pub(crate) uid: Arc<str>,
     pub(crate) listener: Listener,
     pub(crate) source: SocketAddr,
-    /// Unknown on the HBONE port until the request is read.
+    /// The original destination, which is unknown on the HBONE port until the request is read.
     pub(crate) original_destination: Option<SocketAddr>,
 }
 
@@ -112,7 +114,7 @@ impl Entry {
             original_destination: accepted.original_destination,
             upstream_source: None,
             peer_identity: None,
-            // Replaced if the connection ends by itself.
+            // The text is replaced if the connection ends by itself.
             error: Some("cut by ztunnel".to_owned()),
             from_source: AtomicU64::new(0),
             from_destination: AtomicU64::new(0),

@@ -1,4 +1,4 @@
-//! The stand-in for HBONE: an HTTP/1.1 CONNECT in plaintext.
+//! Reads the stand-in for HBONE: an HTTP/1.1 CONNECT in plaintext.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ pub(crate) enum RequestError {
     Malformed,
 }
 
-/// A parsed request, and the bytes that followed it.
+/// A parsed request, and the bytes that followed the request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ConnectRequest {
     pub(crate) target: SocketAddr,
@@ -50,7 +50,7 @@ async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> Result<ConnectReque
     }
 }
 
-/// Returns `None` if more bytes are needed.
+/// Parses a request; returns `None` if more bytes are needed.
 fn parse(received: &[u8]) -> Result<Option<ConnectRequest>, RequestError> {
     let end = received
         .windows(END_OF_HEAD.len())

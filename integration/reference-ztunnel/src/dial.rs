@@ -1,4 +1,4 @@
-//! Connects to the agent with growing pauses.
+//! Connects to the agent, with growing pauses between the attempts.
 
 use std::error::Error;
 use std::future::pending;
@@ -11,12 +11,12 @@ use zds_client::Client;
 const FIRST: Duration = Duration::from_millis(20);
 const MAX_PAUSE: Duration = Duration::from_secs(15);
 
-/// Retries until the connection and hello succeed.
+/// Connects to the agent, and retries until the connection and the hello succeed.
 pub(crate) async fn connect(path: &Path) -> Client {
     insist(async || Client::connect(path).await).await
 }
 
-/// Injects a fault: connects, then never sends or reads.
+/// Injects the fault of a silent ztunnel: connects, then never sends or reads.
 pub(crate) async fn connect_silently<T>(path: &Path) -> T {
     let _connected = insist(async || UnixSeqpacket::connect(path).await).await;
     pending().await
@@ -41,7 +41,7 @@ fn chain(error: &dyn Error) -> String {
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// Stock ztunnel's doubling pauses, for one outage.
+/// The doubling pauses of stock ztunnel during one outage.
 #[derive(Debug)]
 struct Backoff(Duration);
 

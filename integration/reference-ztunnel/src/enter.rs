@@ -1,7 +1,7 @@
-//! The only module that enters a pod's network namespace.
+//! Enters the network namespaces of pods; no other module does.
 //!
-//! A socket stays in its creating thread's netns. Each pod therefore has a thread inside that creates sockets, while
-//! the runtime's thread, which uses them, stays outside.
+//! A socket stays in the netns of the thread that created it. For each pod, a thread inside the netns therefore creates
+//! the sockets, while the runtime's thread, which uses the sockets, stays outside.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,7 @@ pub(crate) struct NetnsId {
     ino: u64,
 }
 
-/// The agent's descriptor. Only entering shows if it is a network namespace.
+/// The descriptor that the agent sent. Only entering shows whether the descriptor is a network namespace.
 #[derive(Debug, Clone)]
 pub(crate) struct Netns {
     id: NetnsId,
@@ -29,7 +29,7 @@ pub(crate) struct Netns {
 }
 
 impl Netns {
-    /// Reads the identity and checks nothing else, like stock ztunnel.
+    /// Reads the identity of the netns and checks nothing else, like stock ztunnel.
     pub(crate) fn new(descriptor: OwnedFd) -> io::Result<Self> {
         let file = File::from(descriptor);
         let metadata = file.metadata()?;
@@ -48,18 +48,18 @@ impl Netns {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A thread inside a netns that runs jobs. It ends and releases the netns with its last handle.
+/// A thread inside a netns that runs jobs. The thread ends and releases the netns with its last handle.
 #[derive(Debug, Clone)]
 pub(crate) struct Inside(mpsc::Sender<Job>);
 
 impl Inside {
-    /// Returns once the thread is inside.
+    /// Starts the thread, and returns once the thread is inside.
     pub(crate) async fn enter(netns: Netns) -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (entered, outcome) = oneshot::channel();
         in_netns(netns, move |result| {
             let inside = result.is_ok();
-            // Without a receiver the session has ended, and the queue is closed.
+            // If there is no receiver, the session has ended and the queue is closed.
             drop(entered.send(result));
             if inside {
                 queue.into_iter().for_each(|job| job());
@@ -75,7 +75,7 @@ impl Inside {
         F: FnOnce() -> io::Result<T> + Send + 'static,
     {
         let (done, outcome) = oneshot::channel();
-        // The caller may have been cancelled.
+        // The send fails if the caller was cancelled.
         let job: Job = Box::new(move || drop(done.send(job())));
         self.0.send(job).map_err(|_| gone())?;
         outcome.await.map_err(|_| gone())?
@@ -86,8 +86,8 @@ fn gone() -> io::Error {
     io::Error::other("the netns's thread ended")
 }
 
-/// Runs `body` on a new thread with the result of entering `netns`. The thread ends with `body` and never returns to
-/// a pool, so its namespace need not be restored.
+/// Runs `body` on a new thread with the result of entering `netns`. The thread ends with `body` and never returns to a
+/// pool, so its namespace need not be restored.
 fn in_netns<F>(netns: Netns, body: F) -> io::Result<()>
 where
     F: FnOnce(io::Result<()>) + Send + 'static,
@@ -96,7 +96,7 @@ where
     thread.spawn(move || body(enter(netns))).map(drop)
 }
 
-/// Closes the descriptor: the thread itself keeps the netns alive.
+/// Moves the thread into the netns and closes the descriptor, because the thread itself keeps the netns alive.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "the descriptor is closed once the thread is inside"

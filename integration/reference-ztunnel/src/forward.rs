@@ -1,4 +1,4 @@
-//! Forwards one connection from its listener to its destination.
+//! Forwards a connection from its listener to its destination.
 
 use std::io;
 use std::net::SocketAddr;
@@ -44,7 +44,7 @@ enum ForwardError {
     Copy(#[from] io::Error),
 }
 
-/// Original destination and arrival address.
+/// The source, the original destination and the arrival address of a connection.
 #[derive(Debug, Clone, Copy)]
 struct Route {
     source: SocketAddr,
@@ -59,7 +59,7 @@ pub(crate) async fn forward(incoming: Incoming, pod: Arc<Pod>) {
         source,
     } = incoming;
     let Ok(route) = route(&stream, source) else {
-        // The client is gone already.
+        // Without a local address, the client is gone already.
         return;
     };
     let accepted = Accepted {
@@ -92,17 +92,18 @@ fn route(stream: &TcpStream, source: SocketAddr) -> io::Result<Route> {
     })
 }
 
-/// A dual-stack socket shows an IPv4 peer as an IPv6 address (`::ffff:10.0.0.1`).
+/// Returns an IPv4 address in its usual form: a dual-stack socket shows an IPv4 peer as an IPv6 address
+/// (`::ffff:10.0.0.1`).
 fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
-        // An IPv6 address would lose its scope id.
+        // An IPv6 address is returned unchanged, because a new address would lack the scope id.
         ip if ip.is_ipv4() => SocketAddr::new(ip, address.port()),
         _ => address,
     }
 }
 
-/// Returns the address that the client dialed, from conntrack. The connection decides which of two socket options
-/// answers: a dual-stack socket has both.
+/// Returns the address that the client dialed, from conntrack. The family of the connection decides which of the two
+/// socket options to read, because a dual-stack socket has both.
 fn original_destination(stream: &TcpStream, local: SocketAddr) -> Option<SocketAddr> {
     let socket = SockRef::from(stream);
     let original = if local.is_ipv4() {
@@ -113,8 +114,8 @@ fn original_destination(stream: &TcpStream, local: SocketAddr) -> Option<SocketA
     original.ok()?.as_socket()
 }
 
-/// Refuses loops: a connection that was not redirected was made to the listener itself; one to another listener of
-/// the same pod would pass through both for ever.
+/// Refuses connections that would loop: a connection that was not redirected was made to the listener itself, and a
+/// connection to another listener of the same pod would pass through both listeners for ever.
 fn refuse_loop(listener: Listener, route: Route) -> Result<(), ForwardError> {
     let direct = route.original == route.local;
     let inward = listener != Listener::Outbound && Listener::has(route.original.port());
@@ -148,7 +149,7 @@ async fn redirected(
     exchange(stream, destination, &[], entry).await
 }
 
-/// A peer that says nothing is not taken for one that speaks TLS.
+/// Returns whether the peer begins with TLS; a silent peer does not count as TLS.
 async fn is_tls(stream: &TcpStream) -> bool {
     tunnel::is_tls(stream).await.unwrap_or(false)
 }
@@ -169,7 +170,7 @@ async fn through_tunnel(
     let (tunnel, connection) = opened.map_err(|error| ForwardError::Tunnel(original, error))?;
     entry.peer_is(Some(peer.to_string()));
     let exchanged = tunnel.exchange(&mut stream, &entry.from_source, &entry.from_destination);
-    // The connection ends with the tunnel's last handle.
+    // The connection ends with the last handle of the tunnel.
     let (exchanged, _ended) = tokio::join!(exchanged, connection);
     Ok(exchanged?)
 }
@@ -236,7 +237,7 @@ async fn tunnelled(
     }
 }
 
-/// Accepts only targets in the tunnel's pod; others would make ztunnel a relay.
+/// Accepts only targets in the pod of the tunnel; other targets would make ztunnel a relay.
 fn accept_target(
     request: ConnectRequest,
     route: Route,
@@ -264,7 +265,7 @@ fn upstream_of(
     })
 }
 
-/// Sends `answer` to a client that still reads.
+/// Sends `answer` to the client, which may still be reading, and returns the error.
 async fn refuse(mut stream: TcpStream, answer: &[u8], error: ForwardError) -> ForwardError {
     if let Err(error) = stream.write_all(answer).await {
         tracing::debug!(%error, "the client went away before its answer");
@@ -285,7 +286,7 @@ async fn connect(
     Ok(stream)
 }
 
-/// Ends when both directions are done or one fails.
+/// Copies both directions, and ends when both are done or one fails.
 async fn exchange(
     mut source: TcpStream,
     mut destination: TcpStream,
@@ -307,7 +308,8 @@ async fn exchange(
     Ok(())
 }
 
-/// Copies and counts one direction, so that a cut connection has byte counts; then half-closes the other side.
+/// Copies one direction and counts the bytes, so that a cut connection has byte counts, too; then half-closes the other
+/// side.
 async fn copy(
     reader: &mut (impl AsyncRead + Unpin),
     writer: &mut (impl AsyncWrite + Unpin),
@@ -370,7 +372,7 @@ mod tests {
             "127.0.0.1:15001"
         ));
         assert!(!refused(Listener::Inbound, "10.0.0.2:80", "10.0.0.2:15006"));
-        // Another pod's HBONE port is an ordinary destination.
+        // The HBONE port of another pod is an ordinary destination.
         assert!(!refused(
             Listener::Outbound,
             "10.0.0.3:15008",

@@ -1,4 +1,4 @@
-//! SPIFFE identities, from a certificate authority (CA) in a file that several processes can share.
+//! Issues SPIFFE identities from a certificate authority (CA), in a file that several processes can share.
 
 use std::fs;
 use std::io::{self, Write};
@@ -11,29 +11,29 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use zds_client::WorkloadInfo;
 
-/// As stock ztunnel's default.
+/// The default trust domain of stock ztunnel.
 const TRUST_DOMAIN: &str = "cluster.local";
 
 const FILE: &str = "ca.pem";
 
-/// Issues certificates.
+/// The CA, which issues the certificates of workloads.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: CertificateDer<'static>,
 }
 
-/// A workload's name, with the certificate that proves it.
+/// The name of a workload, with the certificate that proves the name.
 #[derive(Clone)]
 pub(crate) struct Identity {
     pub(crate) name: Arc<str>,
     pub(crate) certificate: CertificateDer<'static>,
     pub(crate) key: Arc<PrivateKeyDer<'static>>,
-    /// Of the CA, which signs the certificates of all peers.
+    /// The certificate of the CA, which signs the certificates of all peers.
     pub(crate) root: CertificateDer<'static>,
 }
 
 impl Authority {
-    /// Reads the CA from a directory; creates it if there is none, unless another process does so at the same time.
+    /// Reads the CA from a directory. If there is none, creates a CA, unless another process does so at the same time.
     pub(crate) fn open(directory: &Path) -> io::Result<Self> {
         let path = directory.join(FILE);
         if !path.exists() {
@@ -83,7 +83,7 @@ fn authority() -> CertificateParams {
     params
 }
 
-/// The file appears as a whole, and only if there is none.
+/// Creates the file of the CA, which appears as a whole, and only if there is none.
 fn create(directory: &Path, path: &Path) -> io::Result<()> {
     let key = KeyPair::generate().map_err(io::Error::other)?;
     let certificate = authority().self_signed(&key).map_err(io::Error::other)?;
@@ -110,12 +110,12 @@ pub(crate) mod tests {
         }
     }
 
-    /// Certificates of workloads a and b, of a in the past, and of a by another CA.
+    /// Returns identities of workloads a and b, an expired identity of a, and an identity of a by another CA.
     pub(crate) fn identities() -> [Identity; 4] {
         let own = tempfile::tempdir().expect("tempdir");
         let other = tempfile::tempdir().expect("tempdir");
         let authority = Authority::open(own.path()).expect("a CA");
-        // Another process finds the same one.
+        // Another process would find the same CA.
         let same = Authority::open(own.path()).expect("the CA");
         let other = Authority::open(other.path()).expect("another CA");
         let mut past = CertificateParams::default();

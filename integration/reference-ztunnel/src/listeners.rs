@@ -6,7 +6,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 const BACKLOG: i32 = 1024;
 
-/// The direction as seen from the pod.
+/// The direction of a connection as seen from the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Direction {
@@ -16,11 +16,11 @@ pub(crate) enum Direction {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Listener {
-    /// Redirected traffic from the pod.
+    /// The listener for redirected traffic from the pod.
     Outbound,
-    /// Redirected plaintext to the pod.
+    /// The listener for redirected plaintext to the pod.
     Inbound,
-    /// Other ztunnels' traffic to the pod.
+    /// The listener for traffic of other ztunnels to the pod.
     Hbone,
 }
 
@@ -50,7 +50,7 @@ impl Listener {
         (Ipv6Addr::UNSPECIFIED, self.port()).into()
     }
 
-    /// Opens it in the calling thread's netns, for both families if IPv6 exists.
+    /// Opens the listener in the netns of the calling thread, for both address families if IPv6 exists.
     pub(crate) fn open(self) -> io::Result<TcpListener> {
         match listen(self.address()) {
             Err(error) if lacks_ipv6(&error) => listen((Ipv4Addr::UNSPECIFIED, self.port()).into()),
@@ -59,8 +59,8 @@ impl Listener {
     }
 }
 
-/// Detects a kernel without IPv6, or booted with `ipv6.disable=1`. A netns with only `disable_ipv6` accepts `[::]`,
-/// and IPv4 connections through it.
+/// Detects a kernel without IPv6, or booted with `ipv6.disable=1`. A netns with only `disable_ipv6` accepts `[::]`, and
+/// IPv4 connections through this address.
 fn lacks_ipv6(error: &io::Error) -> bool {
     let code = error.raw_os_error();
     [nix::libc::EAFNOSUPPORT, nix::libc::EADDRNOTAVAIL]
@@ -74,9 +74,9 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
     }
-    // An earlier listener's connections may linger.
+    // Connections of an earlier listener may linger.
     socket.set_reuse_address(true)?;
-    // A second ztunnel can take over: both listen for a while.
+    // A second ztunnel can take over, because both listen for a while.
     socket.set_reuse_port(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use reference_ztunnel::{Options, serve};
 use tracing_subscriber::EnvFilter;
 
-// One thread proves that no thread of the runtime enters a pod's netns.
+// A single thread proves that no thread of the runtime enters the netns of a pod.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let options = Options::parse();

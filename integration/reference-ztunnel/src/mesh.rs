@@ -1,4 +1,4 @@
-//! The pods that this process serves, as peers of each other.
+//! Knows the pods that this process serves, as peers of each other.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,7 +11,7 @@ use zds_client::WorkloadInfo;
 use crate::enter::Inside;
 use crate::identity::{Authority, Identity};
 
-/// Calls to the addresses of its members go by HBONE, all others in plaintext.
+/// The mesh of the served pods. Calls to the addresses of members go by HBONE, all other calls in plaintext.
 pub(crate) struct Mesh {
     authority: Authority,
     members: Mutex<BTreeMap<Arc<str>, Member>>,
@@ -54,8 +54,8 @@ impl Mesh {
         self.members().remove(uid);
     }
 
-    /// Returns the name of the workload with an address. ZDS names no addresses, so they are read in each pod, where
-    /// IPv6 may come late.
+    /// Returns the name of the workload with an address. ZDS names no addresses, so the addresses are read in each pod,
+    /// at each call because an IPv6 address may come late.
     pub(crate) async fn name_at(&self, address: IpAddr) -> Option<Arc<str>> {
         let members: Vec<_> = self.members().values().cloned().collect();
         for member in members {
@@ -68,7 +68,7 @@ impl Mesh {
     }
 }
 
-/// Returns those of the calling thread's netns.
+/// Returns the addresses in the netns of the calling thread.
 fn addresses() -> io::Result<Vec<IpAddr>> {
     let interfaces = nix::ifaddrs::getifaddrs()?;
     let addresses = interfaces.filter_map(|interface| {

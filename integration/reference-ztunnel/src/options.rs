@@ -1,4 +1,4 @@
-//! Parses the command line.
+//! Parses the command line of the program.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,18 +9,18 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 #[derive(Debug, Clone)]
 pub struct Options {
     pub uds: PathBuf,
-    /// Standard output if unset.
+    /// The path of the access log; standard output if unset.
     pub access_log: Option<PathBuf>,
-    /// The directory of the CA; plaintext only if unset.
+    /// The directory of the CA; without a CA, all traffic is plaintext.
     pub ca: Option<PathBuf>,
-    /// The state file's path; none if unset.
+    /// The path of the state file; if unset, no state file is written.
     pub status: Option<PathBuf>,
-    /// Time for live connections after SIGTERM.
+    /// The time that live connections have after SIGTERM.
     pub termination_deadline: Duration,
     pub fault: Fault,
 }
 
-/// Misbehavior that every agent must survive.
+/// A misbehavior that every agent must survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fault {
     /// Behave like stock ztunnel.
@@ -28,11 +28,11 @@ pub enum Fault {
     None,
     /// Receive requests without acting or answering.
     NeverAck,
-    /// Start no proxy: every Add is refused and its pod stays pending.
+    /// Start no proxy: every Add is refused, and its pod stays pending.
     NackAdds,
     /// Carry out each request, then answer after this delay.
     AckDelay(Duration),
-    /// Connect without a hello or reading anything.
+    /// Connect without sending a hello, and read nothing.
     Silent,
 }
 
@@ -54,7 +54,7 @@ impl FromStr for Fault {
 }
 
 impl Options {
-    /// Exits if the command line is wrong.
+    /// Parses the command line, and exits if the command line is wrong.
     #[must_use]
     pub fn parse() -> Self {
         Self::from_matches(&command().get_matches())

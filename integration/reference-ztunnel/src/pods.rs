@@ -1,5 +1,5 @@
-//! Decides what each request does to the node's pods. Starts and stops nothing: methods return what
-//! to start and stop.
+//! Decides how each request changes the pods of the node. The module starts and stops nothing: its methods return the
+//! proxies to start and stop.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,18 +17,18 @@ pub(crate) struct Workload {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Admission<P> {
-    /// The pod already runs in this netns, with its old info.
+    /// The pod already runs in this netns, and keeps its old info.
     Running,
-    /// Start the pod after stopping its former netns's proxy.
+    /// Start the pod, after stopping the proxy in the pod's former netns.
     Start { replaced: Option<P> },
 }
 
-/// The node's pods; `P` is a running pod's proxy.
+/// The pods of the node; `P` is the proxy of a running pod.
 #[derive(Debug)]
 pub(crate) struct Pods<P> {
     running: BTreeMap<String, Running<P>>,
     pending: BTreeMap<String, Workload>,
-    /// UIDs named on this connection before its snapshot was complete.
+    /// The UIDs that were named on this connection before its snapshot was complete.
     named: BTreeSet<String>,
     snapshot_complete: bool,
 }
@@ -50,14 +50,15 @@ impl<P> Pods<P> {
         }
     }
 
-    /// Pods keep running, everything else starts over.
+    /// Prepares a new connection: pods keep running, and everything else starts over.
     pub(crate) fn reconnected(&mut self) {
         self.pending.clear();
         self.named.clear();
         self.snapshot_complete = false;
     }
 
-    /// On [`Admission::Start`], call [`Self::started`] or [`Self::failed`] next.
+    /// Decides about an Add. After [`Admission::Start`], the caller must call [`Self::started`] or [`Self::failed`]
+    /// next.
     pub(crate) fn add(&mut self, workload: &Workload) -> Admission<P> {
         self.name(&workload.uid);
         if self.runs(workload) {
@@ -90,7 +91,7 @@ impl<P> Pods<P> {
         self.running.insert(workload.uid, running);
     }
 
-    /// Opening the listeners failed; a retry follows.
+    /// Records that opening the listeners failed; a retry follows.
     pub(crate) fn failed(&mut self, workload: Workload) {
         self.pending.insert(workload.uid.clone(), workload);
     }
@@ -99,7 +100,8 @@ impl<P> Pods<P> {
         self.name(uid);
     }
 
-    /// Returns the proxy to stop now. There is none before the snapshot is complete, which shows the pods that stay.
+    /// Returns the proxy to stop now. Before the snapshot is complete, no proxy is stopped, because the snapshot shows
+    /// the pods that stay.
     pub(crate) fn del(&mut self, uid: &str) -> Option<P> {
         self.pending.remove(uid);
         self.named.remove(uid);
@@ -117,7 +119,7 @@ impl<P> Pods<P> {
         unnamed.map(|(_, running)| running.proxy).collect()
     }
 
-    /// Removes and returns every proxy.
+    /// Removes and returns the proxies of all pods.
     pub(crate) fn take(&mut self) -> Vec<P> {
         let running = std::mem::take(&mut self.running);
         running.into_values().map(|running| running.proxy).collect()

@@ -1,4 +1,4 @@
-//! Serves one pod's listeners and their connections.
+//! Serves the listeners of a pod, and their connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,10 +17,10 @@ use crate::listeners::Listener;
 use crate::mesh::Mesh;
 use crate::pods::Workload;
 
-/// The kernel may refuse to accept, for example for want of descriptors.
+/// The pause after the kernel refused to accept a connection, for example for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Follows stock ztunnel's text "failure to start proxy : ".
+/// The error text that follows stock ztunnel's "failure to start proxy : ".
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
     #[error("Enter({0:?})")]
@@ -37,15 +37,15 @@ pub(crate) struct Pod {
     pub(crate) uid: Arc<str>,
     pub(crate) inside: Inside,
     pub(crate) log: AccessLog,
-    /// Plaintext only if unset.
+    /// The pod's membership in the mesh; without a membership, all traffic is plaintext.
     pub(crate) member: Option<Member>,
 }
 
-/// A pod's place in the mesh, which it leaves on drop.
+/// The membership of a pod in the mesh, which ends on drop.
 pub(crate) struct Member {
     pub(crate) mesh: Arc<Mesh>,
     pub(crate) identity: Identity,
-    /// The pod's description of itself, which its peers receive.
+    /// The description of the pod that its peers receive.
     pub(crate) baggage: String,
     uid: Arc<str>,
 }
@@ -56,7 +56,7 @@ impl Drop for Member {
     }
 }
 
-/// Dropping it closes the listeners and cuts the connections.
+/// The proxy of a pod. Dropping the proxy closes the listeners and cuts the connections.
 pub(crate) struct Proxy {
     listeners: JoinSet<()>,
     close: watch::Sender<bool>,
@@ -106,7 +106,8 @@ impl Proxy {
         while self.listeners.join_next().await.is_some() {}
     }
 
-    /// Cuts the connections: a Del grants no grace period. The listeners are closed on return.
+    /// Closes the listeners and cuts the connections, because a Del grants no grace period. The listeners are closed on
+    /// return.
     pub(crate) async fn stop(mut self) {
         self.listeners.shutdown().await;
     }

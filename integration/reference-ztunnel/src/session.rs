@@ -1,4 +1,4 @@
-//! One connection to the agent after the other, until SIGTERM or a protocol violation by the agent.
+//! Serves one connection to the agent after the other, until SIGTERM or a protocol violation by the agent.
 
 use std::future::pending;
 use std::io;
@@ -22,7 +22,7 @@ const RETRY: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Access log or signal handlers failed.
+    /// The access log or the signal handlers failed.
     #[error("failed to start: {0}")]
     Start(#[from] io::Error),
     /// The agent broke the protocol.
@@ -30,11 +30,11 @@ pub enum ServeError {
     Protocol(#[from] ProtocolError),
 }
 
-/// Serves the agent's pods until SIGTERM or SIGINT.
+/// Serves the pods of the agent until SIGTERM or SIGINT.
 ///
 /// # Errors
 ///
-/// The process must then exit with 1, like stock ztunnel.
+/// After an error the process must exit with 1, like stock ztunnel.
 pub async fn serve(options: Options) -> Result<(), ServeError> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -43,7 +43,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         violation = ztunnel.sessions() => Err(violation.into()),
         () = either(&mut terminate, &mut interrupt) => Ok(()),
     };
-    // A protocol error grants no grace period.
+    // After a protocol error, live connections get no grace period.
     let grace = stopped
         .as_ref()
         .map_or(Duration::ZERO, |()| ztunnel.options.termination_deadline);
@@ -93,7 +93,7 @@ impl Ztunnel {
         Ok(ztunnel)
     }
 
-    /// Reconnects until the agent breaks the protocol.
+    /// Connects to the agent again and again, until the agent breaks the protocol.
     async fn sessions(&mut self) -> ProtocolError {
         if self.options.fault == Fault::Silent {
             return dial::connect_silently(&self.options.uds).await;
@@ -131,7 +131,7 @@ impl Ztunnel {
         }
     }
 
-    /// Acknowledges a request, which may end the connection.
+    /// Answers a request; the request or the answer may end the connection.
     async fn answer(
         &mut self,
         client: &mut Client,
@@ -139,7 +139,7 @@ impl Ztunnel {
     ) -> Option<End> {
         let (outcome, end) = match received {
             Ok(None) => return Some(End::Closed),
-            // Drops the request and its descriptor without an answer.
+            // The fault drops the request and its descriptor without an answer.
             Ok(Some(_)) if self.options.fault == Fault::NeverAck => return None,
             Ok(Some(request)) => (self.carry_out(request).await, None),
             Err(error) => (Err(error.to_string()), Some(end_of(&error))),
@@ -155,7 +155,7 @@ impl Ztunnel {
             .await
         {
             Ok(()) => end,
-            // A violation counts even if the agent awaits no answer.
+            // A violation counts even if the agent does not wait for the answer.
             Err(_) => end.or(Some(End::Closed)),
         }
     }
@@ -181,7 +181,7 @@ impl Ztunnel {
             }
         };
         self.plan_retry();
-        // An answered agent finds the file up to date.
+        // The file is written before the answer, so that the agent finds it up to date.
         self.publish();
         outcome.map_err(|error| format!("failure to start proxy : {error}"))
     }
@@ -230,7 +230,7 @@ impl Ztunnel {
         None
     }
 
-    /// Sets one timer for all pending pods, from the first to the last.
+    /// Sets a single timer for all pending pods, from the first to the last.
     fn plan_retry(&mut self) {
         self.retry_at = match (self.pods.has_pending(), self.retry_at) {
             (false, _) => None,
@@ -238,7 +238,7 @@ impl Ztunnel {
         };
     }
 
-    /// Closes the listeners, waits for connections, then cuts them.
+    /// Closes the listeners, waits for the connections, then cuts the remaining ones.
     async fn drain(&mut self, grace: Duration) {
         self.connected = false;
         let mut proxies = self.pods.take();

@@ -1,4 +1,4 @@
-//! ztunnel's state as one JSON file, replaced atomically.
+//! Writes the state of the ztunnel as a JSON file, which is replaced atomically.
 
 use std::fs;
 use std::io;
@@ -11,11 +11,11 @@ use crate::enter::NetnsId;
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct State {
     pub(crate) connected: bool,
-    /// Connected, snapshot complete, no pod pending.
+    /// The ztunnel is connected, the snapshot is complete, and no pod is pending.
     pub(crate) ready: bool,
     /// The snapshot of the last connection was complete.
     pub(crate) snapshot_complete: bool,
-    /// The pods, sorted by UID.
+    /// The pods of the node, sorted by UID.
     pub(crate) pods: Vec<PodState>,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct PodState {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Phase {
     Running,
-    /// Opening its listeners failed; ztunnel retries.
+    /// Opening the listeners of the pod failed; ztunnel retries.
     Pending,
 }
 
@@ -60,7 +60,8 @@ impl StateFile {
     }
 }
 
-/// Replaces it by rename, so a reader never sees a part. Only for regular files: rename would replace a device too.
+/// Replaces the file by rename, so that a reader never sees a part of the content. Only a regular file is replaced,
+/// because a rename would replace a device, too.
 fn replace(path: &Path, state: &State) -> io::Result<()> {
     if fs::symlink_metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(io::Error::other("what is there is no regular file"));

@@ -1,4 +1,4 @@
-//! Mutual TLS between workloads. rustls compares no URI names, so the verifiers here do.
+//! Configures mutual TLS between workloads. rustls compares no URI names, so the verifiers in this module do.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::identity::Identity;
 
 const HTTP2: &[u8] = b"h2";
 
-/// For calls to a peer that must have a name.
+/// Returns the configuration for calls to a peer that must have the given name.
 pub(crate) fn client(own: &Identity, peer: &str) -> Result<ClientConfig, Error> {
     let verifier = Verifier::new(own, Some(peer.into()));
     let config = ClientConfig::builder_with_provider(verifier.provider());
@@ -33,7 +33,7 @@ pub(crate) fn client(own: &Identity, peer: &str) -> Result<ClientConfig, Error> 
     Ok(config)
 }
 
-/// For calls from any workload of the CA.
+/// Returns the configuration for calls from any workload of the CA.
 pub(crate) fn server(own: &Identity) -> Result<ServerConfig, Error> {
     let verifier = Verifier::new(own, None);
     let config = ServerConfig::builder_with_provider(verifier.provider());
@@ -45,7 +45,7 @@ pub(crate) fn server(own: &Identity) -> Result<ServerConfig, Error> {
     Ok(config)
 }
 
-/// Returns the name in a certificate, if it is the only one.
+/// Returns the URI name in a certificate, if there is exactly one.
 pub(crate) fn name_in(certificate: &CertificateDer<'_>) -> Option<String> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
     let mut names = certificate.valid_uri_names();
@@ -120,7 +120,7 @@ impl Verifier {
     }
 }
 
-/// TLS 1.2 is not offered.
+/// Returns the error for TLS 1.2, which this ztunnel never offers.
 const fn too_old() -> Error {
     Error::PeerMisbehaved(PeerMisbehaved::SelectedUnofferedCipherSuite)
 }
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
     use crate::identity::tests::identities;
 
-    /// Returns whether both ends accept each other when the client calls for a name.
+    /// Returns whether both ends accept each other when the client calls a peer by name.
     async fn agree(caller: &Identity, callee: &Identity, expected: &str) -> bool {
         let connector = TlsConnector::from(Arc::new(client(caller, expected).expect("a config")));
         let acceptor = TlsAcceptor::from(Arc::new(server(callee).expect("a config")));

@@ -1,4 +1,4 @@
-//! HBONE: an HTTP/2 CONNECT within mutual TLS, one connection per tunnel.
+//! Implements HBONE: an HTTP/2 CONNECT within mutual TLS, with one connection per tunnel.
 
 use std::future::poll_fn;
 use std::io;
@@ -33,13 +33,14 @@ pub(crate) async fn is_tls(stream: &TcpStream) -> io::Result<bool> {
     Ok(stream.peek(&mut first).await? == 1 && first == [HANDSHAKE])
 }
 
-/// Both directions of a tunnel.
+/// A tunnel with its two directions.
 pub(crate) struct Tunnel {
     send: SendStream<Bytes>,
     receive: RecvStream,
 }
 
-/// Opens a tunnel to a workload at the other end of a connection. Returns it and the connection, which must be polled.
+/// Opens a tunnel to a workload at the other end of a connection. Returns the tunnel and the HTTP/2 connection, which
+/// must be polled.
 pub(crate) async fn open(
     stream: TcpStream,
     target: SocketAddr,
@@ -60,7 +61,7 @@ pub(crate) async fn open(
     let tunnel = tokio::select! {
         tunnel = asked.as_mut() => tunnel?,
         _ended = connection.as_mut() => {
-            // The answer may have come before the end.
+            // The answer may have come before the end of the connection.
             asked.await?;
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -90,9 +91,9 @@ async fn ask(client: SendRequest<Bytes>, target: SocketAddr, baggage: &str) -> i
     })
 }
 
-/// A peer's request for a tunnel.
+/// The request of a peer for a tunnel.
 pub(crate) struct Asked {
-    /// Whom the peer proved to be.
+    /// The identity that the peer proved.
     pub(crate) peer: Option<String>,
     pub(crate) target: Option<SocketAddr>,
     respond: SendResponse<Bytes>,
@@ -101,7 +102,8 @@ pub(crate) struct Asked {
 
 type Connection = h2::server::Connection<tokio_rustls::server::TlsStream<TcpStream>, Bytes>;
 
-/// Receives the request of a connection. Returns the connection, too, which must be polled.
+/// Receives the request for a tunnel on a connection. Returns the request and the HTTP/2 connection, which must be
+/// polled.
 pub(crate) async fn receive(stream: TcpStream, own: &Identity) -> io::Result<(Asked, Connection)> {
     let config = tls::server(own).map_err(io::Error::other)?;
     let stream = TlsAcceptor::from(Arc::new(config)).accept(stream).await?;
@@ -140,18 +142,18 @@ impl Asked {
     pub(crate) fn refuse(mut self, status: StatusCode) {
         let mut response = Response::new(());
         *response.status_mut() = status;
-        // The peer may be gone.
+        // The answer fails if the peer is gone.
         drop(self.respond.send_response(response, true));
     }
 }
 
-/// Ends a connection in order: what was sent last reaches the peer.
+/// Ends a connection in order, so that the last bytes reach the peer.
 pub(crate) async fn close(mut connection: Connection) {
     connection.graceful_shutdown();
     drop(poll_fn(|context| connection.poll_closed(context)).await);
 }
 
-/// Polls a connection on which no other request is answered.
+/// Polls a connection, and refuses every further request on the connection.
 pub(crate) async fn drive(connection: &mut Connection) {
     while let Some(Ok((_, mut respond))) = connection.accept().await {
         respond.send_reset(h2::Reason::REFUSED_STREAM);
@@ -159,7 +161,7 @@ pub(crate) async fn drive(connection: &mut Connection) {
 }
 
 impl Tunnel {
-    /// Copies between the tunnel and a connection until both directions have ended, and counts bytes.
+    /// Copies between the tunnel and a connection until both directions have ended, and counts the bytes.
     pub(crate) async fn exchange(
         mut self,
         stream: &mut TcpStream,

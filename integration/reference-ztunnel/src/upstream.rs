@@ -7,16 +7,16 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::enter::Inside;
 
-/// Marks ztunnel's own packets, which the redirection exempts.
+/// The mark of ztunnel's own packets, which the redirection exempts.
 const MARK: u32 = 0x539;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A destination, and the source address to keep.
+/// The destination of a connection, and the source address to keep.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Upstream {
     pub(crate) destination: SocketAddr,
-    /// If unset, the pod's own address is used.
+    /// The address of the client; if unset, the pod's own address is used.
     pub(crate) client: Option<SocketAddr>,
 }
 
@@ -40,15 +40,15 @@ impl Upstream {
     }
 }
 
-/// The client's address, which is not the pod's, needs a transparent socket.
+/// Binds the socket to the client's address, which needs a transparent socket because the address is not the pod's.
 fn keep_source(socket: &Socket, client: SocketAddr) -> io::Result<()> {
     if client.is_ipv4() {
         socket.set_ip_transparent_v4(true)?;
     } else {
         socket.set_ip_transparent_v6(true)?;
     }
-    // Not to the client's port: the tuple would equal the client's in conntrack, which would redirect it
-    // to our listener again.
+    // The socket does not keep the client's port: its tuple would equal the client's in conntrack, which would redirect
+    // the connection to our listener again.
     let mut source = client;
     source.set_port(0);
     socket.bind(&source.into())

@@ -1,4 +1,4 @@
-//! Connects to the agent: one hello, then requests and answers in order.
+//! Connects to the agent: sends a hello, then receives requests and sends answers in order.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,10 +12,10 @@ use crate::error::{AckError, ConnectError, ProtocolError, ReadError, RecvError};
 use crate::proto::{Ack, Version, WorkloadResponse, ZdsHello, workload_response};
 use crate::request::{Received, parse};
 
-/// The size of stock ztunnel's receive buffer, and therefore the longest request that it can read.
+/// The size of stock ztunnel's receive buffer, and therefore of the longest request that stock ztunnel can read.
 pub const DEFAULT_RECEIVE_BUFFER: usize = 1024;
 
-/// The longest error text that is sent: an answer with it fits the 1024 bytes of Istio's receive buffer.
+/// The longest error text that is sent, so that an answer fits the 1024 bytes of Istio's receive buffer.
 const MAX_ERROR_TEXT: usize = 1000;
 
 /// Options for a connection to the agent.
@@ -33,18 +33,18 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Sets the maximum size of a request; receiving a longer one is a read error.
+    /// Sets the maximum size of a request; receiving a longer request is a read error.
     #[must_use]
     pub const fn receive_buffer(mut self, bytes: usize) -> Self {
         self.receive_buffer = bytes;
         self
     }
 
-    /// Connects to the agent's socket and sends the hello.
+    /// Connects to the socket of the agent and sends the hello.
     ///
     /// # Errors
     ///
-    /// Retry after a growing pause: the agent may be restarting.
+    /// After an error, retry with a growing pause: the agent may be restarting.
     pub async fn connect(&self, path: impl AsRef<Path>) -> Result<Client, ConnectError> {
         let socket = UnixSeqpacket::connect(path)
             .await
@@ -64,13 +64,14 @@ pub struct Client {
     owed: usize,
 }
 
-/// Room for two descriptors, as in stock ztunnel: space for one, rounded up to the alignment of the control header.
+/// The control buffer, with room for two descriptors as in stock ztunnel: the space for one descriptor is rounded up to
+/// the alignment of the control header.
 #[derive(Default)]
 #[repr(align(8))]
 struct Control([u8; 24]);
 
 impl Client {
-    /// Connects with stock ztunnel's settings and sends the hello. The agent does not answer it.
+    /// Connects with stock ztunnel's settings and sends the hello, to which the agent sends no answer.
     ///
     /// # Errors
     ///
@@ -96,14 +97,14 @@ impl Client {
     }
 
     /// Receives the next request, or `None` at the end of the connection. An empty packet also reads as the end,
-    /// because `SOCK_SEQPACKET` does not distinguish the two.
+    /// because `SOCK_SEQPACKET` does not distinguish an empty packet from the end.
     ///
-    /// Cancel safe: a request is either returned or still in the socket.
+    /// The method is cancel safe: a request is either returned or still in the socket.
     ///
     /// # Errors
     ///
-    /// Answer each error like a request, with its text, before you drop the connection; nothing can
-    /// be received after it.
+    /// Answer each error like a request, with the text of the error, before you drop the connection; nothing can be
+    /// received after an error.
     pub async fn recv(&mut self) -> Result<Option<Received>, RecvError> {
         let received = self.next().await;
         if !matches!(received, Ok(None)) {
@@ -128,7 +129,7 @@ impl Client {
             .socket
             .recv_with_ancillary(&mut self.buffer, &mut control.0)
             .await?;
-        // No await from here on: a cancelled call would lose the request.
+        // The function does not await from here on, because a cancelled call would lose the request.
         let descriptors = own(ancillary);
         if message.bytes_read() == 0 {
             return Ok(None);
@@ -142,7 +143,7 @@ impl Client {
         Ok(Some((message.bytes_read(), descriptors)))
     }
 
-    /// Tracks the only order in the protocol: before and after the snapshot.
+    /// Checks the only order in the protocol, which is between a Keep and the end of the snapshot.
     fn check_order(&mut self, received: &Received) -> Result<(), ProtocolError> {
         match received {
             Received::Keep { .. } if self.snapshot_sent => Err(ProtocolError::KeepAfterSnapshot),
@@ -155,11 +156,12 @@ impl Client {
         }
     }
 
-    /// Answers the oldest unanswered request: done, or why not. Cuts a text that is longer than the agent's buffer.
+    /// Answers the oldest unanswered request with success or with an error text. Cuts a text that is longer than the
+    /// agent's buffer.
     ///
     /// # Errors
     ///
-    /// The connection is unusable; connect again.
+    /// After an error the connection is unusable; connect again.
     pub async fn ack(&mut self, outcome: Result<(), &str>) -> Result<(), AckError> {
         self.owed = self.owed.checked_sub(1).ok_or(AckError::NothingOwed)?;
         let error = outcome.err().map(cut).unwrap_or_default().to_owned();
@@ -176,7 +178,7 @@ impl Client {
     }
 }
 
-/// Takes ownership of every descriptor, so that unexpected ones are closed instead of leaked.
+/// Takes ownership of every descriptor, so that unexpected descriptors are closed instead of leaked.
 fn own(ancillary: AncillaryMessageReader<'_>) -> Vec<OwnedFd> {
     let mut owned = Vec::new();
     for message in ancillary.into_messages() {

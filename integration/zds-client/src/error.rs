@@ -1,36 +1,36 @@
-//! Errors of a ZDS connection, by which side is at fault.
+//! The errors of a ZDS connection, by the side that is at fault.
 
 use std::io;
 
-/// The reason that no connection was made.
+/// The reason why no connection was made.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// No process listens on the socket, or it has another type.
+    /// No process listens on the socket, or the socket has another type.
     #[error("failed to connect to the agent")]
     Dial(#[source] io::Error),
-    /// The agent accepted and closed the connection before the hello.
+    /// The agent accepted the connection and closed it before the hello.
     #[error("failed to say hello to the agent")]
     Hello(#[source] io::Error),
 }
 
-/// The reason that no request was received. Its text is what stock ztunnel answers.
+/// The reason why no request was received. The text is equal to stock ztunnel's answer.
 #[derive(Debug, thiserror::Error)]
 pub enum RecvError {
     /// The packet could not be read. Answer, close the connection and connect again at once.
     #[error("failure to read message : {0}")]
     Read(#[from] ReadError),
-    /// The agent broke the protocol. Answer and give up: stock ztunnel exits.
+    /// The agent broke the protocol. Answer and give up, like stock ztunnel, which exits.
     #[error("failure to process message : ProtocolError({:?})", .0.to_string())]
     Protocol(#[from] ProtocolError),
 }
 
-/// A packet that could not be read, and why.
+/// The reason why a packet could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The socket returned an error.
     #[error("{0}")]
     Socket(#[from] io::Error),
-    /// The packet was longer than the receive buffer; the rest is lost.
+    /// The packet was longer than the receive buffer, and the rest is lost.
     #[error("received truncated message")]
     Truncated,
     /// An Add arrived without a descriptor.
@@ -48,7 +48,7 @@ pub enum ReadError {
     /// The packet is not a ZDS message.
     #[error("{0}")]
     Decode(#[from] prost::DecodeError),
-    /// The message has no payload, or one that this version does not know.
+    /// The message has no payload, or a payload that this version does not know.
     #[error("no payload")]
     NoPayload,
 }
@@ -67,10 +67,10 @@ pub enum ProtocolError {
     SecondSnapshot,
 }
 
-/// The reason that an answer could not be sent.
+/// The reason why an answer could not be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum AckError {
-    /// Every request is answered: the agent would take another answer for that of the next request.
+    /// Every request is answered already: the agent would take another answer for the answer to the next request.
     #[error("every request is answered already")]
     NothingOwed,
     /// The agent closed the connection.

@@ -1,10 +1,10 @@
 //! A client of ZDS, the protocol by which a ztunnel receives the pods of its node.
 //!
-//! The node agent listens on a Unix socket of type `SOCK_SEQPACKET`; a ztunnel connects, sends a
-//! hello, and from then on receives one request per packet: add this pod, keep it, delete it, and
-//! once per connection "the snapshot is complete". An Add carries the pod's network namespace as
-//! a descriptor. To write a ztunnel, start here: connect, receive, open the
-//! listeners in that namespace, acknowledge.
+//! The node agent listens on a Unix socket of type `SOCK_SEQPACKET`. A ztunnel connects, sends a
+//! hello, and from then on receives one request per packet: add, keep or delete a pod, and once per
+//! connection "the snapshot is complete". An Add carries the pod's network namespace as a
+//! descriptor. A ztunnel is a loop of these steps: receive a request, open the listeners in the
+//! namespace of the pod, acknowledge the request.
 //!
 //! ```no_run
 //! use zds_client::{Client, Received};
@@ -30,18 +30,19 @@
 //! # }
 //! ```
 //!
-//! What the agent may rely on, and what a ztunnel therefore has to do:
+//! The agent relies on four properties, which a ztunnel therefore has to implement:
 //!
-//! - **One answer per request, in order.** An answer carries no id: its position is its meaning.
-//! - **The snapshot replaces.** Pods named (added or kept) before [`Received::SnapshotSent`] are
-//!   all there are; every other pod that still runs from an earlier connection is stopped then,
-//!   and not before.
+//! - **One answer per request, in order.** An answer carries no id, so the position of an answer
+//!   tells the agent to which request the answer belongs.
+//! - **The snapshot replaces.** The pods named (added or kept) before [`Received::SnapshotSent`]
+//!   are all pods of the node; every other pod that still runs from an earlier connection is
+//!   stopped at this point, and not before.
 //! - **A connection is not a lifetime.** Pods keep running while the agent is away.
 //! - **The same pod in the same namespace is no change**: acknowledge and restart nothing.
 //!
-//! The client checks what can be checked without knowing a single pod: sizes, descriptors, the
-//! encoding, and the order of the snapshot. It does not reconnect, retry or keep pods; that is
-//! the ztunnel's part, for which `integration/reference-ztunnel` is an example.
+//! The client makes all checks that need no knowledge of pods: sizes, descriptors, the encoding,
+//! and the order of the snapshot. The client does not reconnect, retry or keep pods; these are
+//! tasks of the ztunnel, for which `integration/reference-ztunnel` is an example.
 #![warn(missing_docs)]
 
 mod client;

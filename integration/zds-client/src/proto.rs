@@ -1,5 +1,5 @@
-//! The messages as they are on the wire, generated from `zds.proto`.
+//! The messages in their form on the wire, generated from `zds.proto`.
 //!
-//! A ztunnel needs none of them; a test that plays the agent does.
+//! A ztunnel needs none of these messages; a test that plays the agent does.
 
 include!(concat!(env!("OUT_DIR"), "/istio.workload.zds.rs"));

@@ -1,4 +1,4 @@
-//! Parses a packet into a request, or into an error of the class that stock ztunnel gives it.
+//! Parses a packet into a request, or into an error of the class that stock ztunnel assigns.
 
 use std::os::fd::OwnedFd;
 
@@ -8,19 +8,19 @@ use crate::error::{ProtocolError, ReadError, RecvError};
 use crate::proto::workload_request::Payload;
 use crate::proto::{AddWorkload, WorkloadInfo, WorkloadRequest};
 
-/// One request of the agent. Each needs exactly one answer.
+/// A request of the agent, which needs exactly one answer.
 #[derive(Debug)]
 pub enum Received {
-    /// Start serving this pod.
+    /// Start to serve this pod.
     Add {
-        /// The pod's UID. May be empty: stock ztunnel treats that like any other UID.
+        /// The UID of the pod, which may be empty: stock ztunnel treats an empty UID like any other.
         uid: String,
-        /// The pod's name and identity.
+        /// The name and the identity of the pod.
         info: WorkloadInfo,
-        /// The descriptor of the pod's network namespace, not verified yet.
+        /// The descriptor of the pod's network namespace, which is not verified yet.
         netns: OwnedFd,
     },
-    /// Continue to serve this pod, if it is known.
+    /// Continue to serve this pod, if the ztunnel knows the pod.
     Keep {
         /// The UID of the pod.
         uid: String,
@@ -30,11 +30,11 @@ pub enum Received {
         /// The UID of the pod.
         uid: String,
     },
-    /// Every pod of the node was named: stop all others.
+    /// The agent has named every pod of the node: stop all other pods.
     SnapshotSent,
 }
 
-/// Parses one packet and closes descriptors that belong to no request.
+/// Parses a packet, and closes the descriptors that belong to no request.
 pub(crate) fn parse(packet: &[u8], descriptors: Vec<OwnedFd>) -> Result<Received, RecvError> {
     let descriptor = at_most_one(descriptors)?;
     let request = WorkloadRequest::decode(packet).map_err(ReadError::from)?;
@@ -70,7 +70,7 @@ fn parse_add(add: AddWorkload, netns: OwnedFd) -> Result<Received, ProtocolError
 mod tests {
     use super::*;
 
-    // Recorded from stock ztunnel's peer.
+    // The packets were recorded from a peer of stock ztunnel.
     const ADD: &[u8] =
         b"\x0a\x25\x0a\x05uid-1\x12\x1c\x0a\x06client\x12\x07default\x1a\x09sa-client";
     const ADD_WITHOUT_INFO: &[u8] = b"\x0a\x07\x0a\x05uid-1";

@@ -1,4 +1,4 @@
-//! The client against an agent played packet by packet.
+//! Tests the client against an agent that is played packet by packet.
 
 #![expect(
     clippy::expect_used,
@@ -55,7 +55,7 @@ impl Agent {
     }
 }
 
-/// Returns a connection after the hello.
+/// Returns a client and an agent, connected and after the hello.
 async fn connection(options: Options) -> (Client, Agent) {
     let directory = tempfile::tempdir().expect("tempdir");
     let path = directory.path().join("zds.sock");
@@ -132,7 +132,7 @@ async fn more_descriptors_than_fit_are_a_read_error_and_are_closed() {
     assert!(open_descriptors() < before + 40);
 }
 
-/// Builds a Del of exactly this many bytes.
+/// Builds a Del with a size of exactly `bytes`.
 fn del_of(bytes: usize) -> Vec<u8> {
     let uid = "u".repeat(bytes - 6);
     let mut packet = vec![0x12, 0, 0, 0x12, 0, 0];

@@ -1,4 +1,4 @@
-//! The cases of stock ztunnel's own state tests. A proxy is its name.
+//! The cases of stock ztunnel's own state tests. In place of a proxy, these tests use a name.
 
 use std::fs::File;
 
@@ -6,7 +6,7 @@ use super::*;
 
 type Named = Pods<&'static str>;
 
-/// Two files as network namespaces: only identity matters.
+/// Two files that stand for network namespaces, because only the identity matters.
 const ONE: &str = "/dev/null";
 const OTHER: &str = "/dev/zero";
 
@@ -25,7 +25,7 @@ fn workload(uid: &str, netns: &str) -> Workload {
 
 const START: Admission<&str> = Admission::Start { replaced: None };
 
-/// Adds a pod that starts.
+/// Adds a pod whose proxy starts.
 fn add(pods: &mut Named, uid: &str, netns: &str, proxy: &'static str) {
     let workload = workload(uid, netns);
     if let Admission::Start { .. } = pods.add(&workload) {
@@ -33,7 +33,7 @@ fn add(pods: &mut Named, uid: &str, netns: &str, proxy: &'static str) {
     }
 }
 
-/// Adds a pod that does not start.
+/// Adds a pod whose proxy does not start.
 fn fail(pods: &mut Named, uid: &str, netns: &str) {
     let workload = workload(uid, netns);
     assert_eq!(pods.add(&workload), START);

@@ -1,4 +1,4 @@
-//! The agent's side of ZDS, packet by packet, without logic.
+//! Plays the agent's side of ZDS, packet by packet and without logic.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Read};
@@ -26,7 +26,7 @@ impl Agent {
         let address = SockAddr::unix(path).expect("a short path");
         socket.bind(&address).expect("bind");
         socket.listen(1).expect("listen");
-        // Limits accept as well.
+        // The timeout limits accept as well.
         socket.set_read_timeout(Some(DEADLINE)).expect("timeout");
         Self(socket)
     }
@@ -55,7 +55,8 @@ impl Connection {
         let mut buffer = vec![0; 4096];
         loop {
             match self.0.read(&mut buffer) {
-                // A read with a timeout is not restarted after a signal, such as glibc's own to all threads.
+                // A read with a timeout is not restarted after a signal, such as the signals that glibc itself sends to
+                // all threads.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 read => {
                     buffer.truncate(read?);

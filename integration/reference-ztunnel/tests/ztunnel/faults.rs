@@ -1,4 +1,4 @@
-//! The faults as an agent sees them.
+//! Tests of the faults, as an agent observes them.
 
 use std::time::{Duration, Instant};
 

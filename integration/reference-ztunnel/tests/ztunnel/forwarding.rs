@@ -1,4 +1,4 @@
-//! Traffic between two network namespaces, one or both redirected like ambient pods.
+//! Tests of traffic between two network namespaces, of which one or both are redirected like ambient pods.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,8 +9,8 @@ use crate::agent::{ACK, Connection};
 use crate::network::{DEADLINE, Netns};
 use crate::ztunnel::Ztunnel;
 
-/// The relevant redirection: everything goes to the listeners except ztunnel's own packets, whose
-/// answers return to ztunnel.
+/// The relevant part of the redirection: all traffic goes to the listeners except ztunnel's own packets, whose answers
+/// return to ztunnel.
 const RULES: &str = "
 table inet redirection {
   chain nat_prerouting {
@@ -64,7 +64,7 @@ pub(crate) fn enroll(connection: &mut Connection, uid: &str, pod: &Netns) {
     pod.nft(RULES);
 }
 
-/// Replies with the client's address until the test ends.
+/// Starts an application that replies with the client's address until the test ends.
 pub(crate) fn application(pod: &Netns, port: u16) {
     let any = (std::net::Ipv6Addr::UNSPECIFIED, port);
     let listener = pod.within(|| TcpListener::bind(any)).expect("bind");
@@ -195,7 +195,7 @@ fn a_connection_to_a_listener_itself_is_refused_and_logged() {
     let (ztunnel, agent) = Ztunnel::start(&[]);
     let mut connection = agent.accept();
     let (a, b) = pods();
-    // Without rules nothing is redirected, and everything arrives.
+    // Without rules no connection is redirected, so the connections are made to the listeners themselves.
     assert_eq!(connection.add("b", &b), ACK);
     for port in [15001, 15006] {
         assert_eq!(read_all(connect(&a, address(B[0], port))), "");

@@ -1,4 +1,4 @@
-//! HBONE between two pods, whose link the test listens to.
+//! Tests of HBONE between two pods, whose link the test captures.
 
 use std::io::{Read, Write};
 use std::net::UdpSocket;
@@ -17,7 +17,7 @@ const SECRET: &[u8] = b"nobody but the two pods may read this";
 
 const END: &[u8] = b"the capture ends here";
 
-/// A capture of the packets on a pod's interface, which is its second, after `lo`.
+/// A capture of the packets on the interface of a pod, which is the second interface, after `lo`.
 struct Capture(OwnedFd);
 
 impl Capture {
@@ -27,7 +27,8 @@ impl Capture {
         Self(pod.within(open).expect("a packet socket"))
     }
 
-    /// Returns whether a packet contained the secret, and how many there were until one with a mark that is sent now.
+    /// Sends a packet with a mark, and returns whether a packet until then contained the secret, and the number of
+    /// packets.
     fn ends(self, from: &Netns, to: &str) -> (bool, usize) {
         let socket = from.within(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
         socket.send_to(END, (to, 9)).expect("send");
@@ -54,7 +55,7 @@ fn with_ca() -> (tempfile::TempDir, String) {
     (directory, path)
 }
 
-/// Returns the answer to a client that sends the secret first.
+/// Sends the secret as a client, and returns the answer.
 fn tell(from: &Netns, to: std::net::SocketAddr) -> String {
     let mut stream = connect(from, to);
     stream.write_all(SECRET).expect("write");
@@ -64,7 +65,7 @@ fn tell(from: &Netns, to: std::net::SocketAddr) -> String {
     read_all(stream)
 }
 
-/// Replies with what it hears, until the test ends.
+/// Starts an application that echoes the bytes of each client, until the test ends.
 fn echo(pod: &Netns, port: u16) {
     let any = (std::net::Ipv6Addr::UNSPECIFIED, port);
     let listener = pod
@@ -92,7 +93,7 @@ fn between_two_pods_nobody_reads_along_and_each_knows_who_the_other_is() {
     }
     let capture = Capture::of(&b);
     for (client, server) in A.into_iter().zip(B) {
-        // The application sees the pod, not ztunnel.
+        // The application sees the address of the pod, not of ztunnel.
         assert_eq!(read_all(connect(&a, address(server, 8080))), client);
         let heard = tell(&a, address(server, 8081));
         assert_eq!(heard.as_bytes(), SECRET);
@@ -114,7 +115,7 @@ fn between_two_pods_nobody_reads_along_and_each_knows_who_the_other_is() {
     assert!(!found && packets > 20, "{packets} packets");
 }
 
-/// Negative control of the capture.
+/// The negative control of the capture.
 #[test]
 fn what_goes_to_a_pod_outside_of_the_mesh_is_plaintext() {
     let (_directory, ca) = with_ca();

@@ -1,5 +1,6 @@
-//! The real binary against an agent played packet by packet, with network namespaces as pods. Needs root, or `unshare
-//! --user --map-root-user --net` before `cargo test`; leaves its own network namespace unchanged.
+//! Tests the real binary against an agent that is played packet by packet, with network namespaces as pods. The tests
+//! need root, or `unshare --user --map-root-user --net` before `cargo test`, and leave their own network namespace
+//! unchanged.
 #![expect(
     clippy::expect_used,
     clippy::indexing_slicing,

@@ -1,4 +1,4 @@
-//! Creates network namespaces and runs code in them.
+//! Creates network namespaces, and runs code in them.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -10,7 +10,7 @@ use nix::sched::{CloneFlags, unshare};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
-/// It lives as long as a descriptor is open.
+/// A network namespace, which lives as long as a descriptor is open.
 pub(crate) struct Netns(pub(crate) File);
 
 impl Netns {
@@ -57,7 +57,7 @@ impl Netns {
 
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped());
-        // A child starts in its spawning thread's netns.
+        // A child starts in the netns of the thread that spawns it.
         let mut child = self.within(|| command.spawn()).expect("iproute2 and nft");
         let mut stdin = child.stdin.take().expect("piped");
         stdin.write_all(input.as_bytes()).expect("write");
@@ -66,7 +66,7 @@ impl Netns {
         assert!(status.success(), "{command:?}: {status}");
     }
 
-    /// Returns listening TCP ports, one entry per listener.
+    /// Returns the listening TCP ports, with one entry per listener.
     pub(crate) fn listening(&self) -> Vec<u16> {
         let read = |name| move || fs::read_to_string(name).expect("/proc/thread-self/net");
         let v4 = self.within(read("/proc/thread-self/net/tcp"));

@@ -1,4 +1,4 @@
-//! Observed behavior of stock ztunnel.
+//! Tests of the behavior that was observed on stock ztunnel.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -229,7 +229,7 @@ fn the_end_of_a_connection_is_followed_by_the_next_hello_at_once() {
     for _ in 0..200 {
         drop(agent.accept());
     }
-    // With the shortest backoff it would take minutes.
+    // Even with the shortest backoff, the reconnections would take minutes.
     assert!(start.elapsed() < Duration::from_secs(20));
     drop(ztunnel);
 }
@@ -309,7 +309,7 @@ fn sigterm_closes_listeners_and_leaves_live_connections_their_time() {
     let start = Instant::now();
     ztunnel.terminate();
     assert!(connection.receive().is_empty(), "the end of the session");
-    // The live connection's application listened too, and is gone.
+    // The application of the live connection listened, too, and is gone.
     netns.awaits_listening(&[]);
     assert_echoes(&mut live);
     assert_ends(&mut live);
@@ -341,7 +341,7 @@ fn live_connection(netns: &Netns) -> TcpStream {
     let (mut server, _) = eventually("the application", || application.accept().ok());
     std::thread::spawn(move || {
         let mut other = server.try_clone().expect("clone");
-        // Ends with the connection.
+        // The copy ends with the connection.
         drop(std::io::copy(&mut server, &mut other));
     });
     let mut answer = [0; 19];

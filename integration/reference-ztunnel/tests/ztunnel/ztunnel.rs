@@ -1,4 +1,4 @@
-//! Runs the binary and reads its files.
+//! Runs the binary, and reads its access log and state file.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::agent::Agent;
 use crate::network::{Netns, eventually};
 
-/// Killed at the end of the test.
+/// A running ztunnel, which is killed at the end of the test.
 pub(crate) struct Ztunnel {
     pub(crate) process: Child,
     directory: TempDir,
@@ -37,7 +37,7 @@ impl Ztunnel {
             .arg(path("state.json"))
             .args(options)
             .env("RUST_LOG", "error");
-        // Its own netns protects the machine's.
+        // A netns of its own protects the machine's netns from the ztunnel.
         let process = Netns::new().within(|| command.spawn()).expect("spawn");
         Self { process, directory }
     }
@@ -89,7 +89,7 @@ impl Ztunnel {
 
 impl Drop for Ztunnel {
     fn drop(&mut self) {
-        // Many tests expect it to have exited.
+        // The kill may fail, because many tests expect the ztunnel to have exited.
         drop(self.process.kill());
         drop(self.process.wait());
     }
