@@ -1,4 +1,4 @@
-//! Writes the tables of the pages that follow from the code: settings, labels, metrics, reasons, load.
+//! Writes the tables of the pages that follow from the code: settings, labels, metrics, reasons, and load.
 //!
 //! Each table follows a mark, `<!-- NAME: written by integration/pages -->`, and ends at the first empty line.
 
@@ -62,7 +62,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Replaces the table after the mark.
+/// Replaces the table after the mark in a page, or returns `None` if the page has no such mark.
 fn with_table(page: &str, name: &str, table: &str) -> Option<String> {
     let mark = format!("<!-- {name}: written by integration/pages -->\n");
     let (before, rest) = page.split_once(&mark)?;
@@ -149,12 +149,12 @@ fn reasons() -> String {
     table(&["Reason", "What to do"], Reason::ALL.iter().map(row))
 }
 
-/// Computes the agents' load on the API server from how pod-events lists and watches, for 110 pods on each node.
+/// Computes the load of the agents on the API server from how pod-events lists and watches, for 110 pods on each node.
 fn load() -> anyhow::Result<String> {
     let lasts = declared("WATCH_SECONDS")?;
     let objects = declared("PAGE_OF_OBJECTS")?;
     let metadata = declared("PAGE_OF_METADATA")?;
-    // Minus a uniformly distributed 0 to a quarter.
+    // A watch ends up to a quarter earlier than its limit; the difference is distributed uniformly.
     let mean = f64::from(lasts) - f64::from(lasts / 4 - 1) / 2.0;
     let row = |(nodes, namespaces): (u32, u32)| {
         let watches = 2 * nodes;

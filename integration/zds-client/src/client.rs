@@ -143,7 +143,7 @@ impl Client {
         Ok(Some((message.bytes_read(), descriptors)))
     }
 
-    /// Checks the only order in the protocol, which is between a Keep and the end of the snapshot.
+    /// Checks the only order in the protocol: after the snapshot, neither a Keep nor a second SnapshotSent may follow.
     fn check_order(&mut self, received: &Received) -> Result<(), ProtocolError> {
         match received {
             Received::Keep { .. } if self.snapshot_sent => Err(ProtocolError::KeepAfterSnapshot),

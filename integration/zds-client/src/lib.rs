@@ -32,8 +32,8 @@
 //!
 //! The agent relies on four properties, which a ztunnel therefore has to implement:
 //!
-//! - **One answer per request, in order.** An answer carries no id, so the position of an answer
-//!   tells the agent to which request the answer belongs.
+//! - **One answer per request, in order.** An answer carries no id: the agent assigns answers to
+//!   requests by their position.
 //! - **The snapshot replaces.** The pods named (added or kept) before [`Received::SnapshotSent`]
 //!   are all pods of the node; every other pod that still runs from an earlier connection is
 //!   stopped at this point, and not before.

@@ -1,4 +1,4 @@
-//! The cases for agents; the kit plays ztunnels.
+//! The cases for agents, in which the kit plays ztunnels.
 
 pub mod acknowledging;
 mod answers;

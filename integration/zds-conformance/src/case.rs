@@ -1,4 +1,4 @@
-//! Cases and their results.
+//! Defines cases and their results.
 
 use std::io;
 
@@ -7,16 +7,16 @@ pub struct Case<B> {
     pub name: &'static str,
     /// The checked behavior in one sentence.
     pub about: &'static str,
-    /// The contract's rules that it covers.
+    /// The rules of the contract that the case covers.
     pub rules: &'static [&'static str],
-    /// Every case has its own bench.
+    /// The function that runs the case on a bench of its own.
     pub run: fn(&mut B) -> Outcome,
 }
 
 /// The result of a case, or of one of its steps.
 pub type Outcome<T = ()> = Result<T, Stop>;
 
-/// The reason that a case stopped early.
+/// The reason why a case stopped early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stop {
     /// The peer broke the contract.
@@ -27,7 +27,7 @@ pub enum Stop {
         /// The behavior that was observed.
         seen: String,
     },
-    /// The case does not apply here.
+    /// The case does not apply to this peer or run.
     #[error("{0}")]
     Skipped(String),
     /// The kit itself could not continue.

@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     let options = match Options::parse(std::env::args_os()) {
         Ok(options) => options,
         Err(error) => {
-            // Help goes to standard output.
+            // clap prints help to standard output, and errors to standard error.
             drop(error.print());
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
         }

@@ -1,4 +1,5 @@
-//! Network namespaces as pods. The kit enters none: each has a thread that was moved into it at creation and stays.
+//! Network namespaces that stand for pods. The kit itself enters none: each namespace has a thread that was moved into
+//! it at creation and stays there.
 
 use std::{
     fs::{self, File},
@@ -23,7 +24,7 @@ use nix::{
     },
 };
 
-/// ztunnel's listeners in a pod: outbound, inbound plaintext, HBONE.
+/// The ports of ztunnel's listeners in a pod: outbound, inbound plaintext, and HBONE.
 pub const PORTS: [u16; 3] = [15001, 15006, 15008];
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -31,13 +32,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Listening {
     pub port: u16,
-    /// Another inode means another socket.
+    /// The inode of the socket: another inode means another socket.
     pub inode: u64,
 }
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// It lives as long as this value and other descriptors.
+/// A network namespace, which lives as long as this value and other descriptors.
 #[derive(Debug)]
 pub struct Netns {
     file: File,
@@ -46,7 +47,7 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Its loopback interface is up. Fails if not root.
+    /// Creates a netns whose loopback interface is up. Fails without root.
     pub fn make() -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (made, making) = mpsc::channel();
@@ -54,7 +55,7 @@ impl Netns {
         thread.spawn(move || {
             let outcome = move_out();
             let inside = outcome.is_ok();
-            // The creator waits for it.
+            // The creator waits for the outcome.
             drop(made.send(outcome));
             if inside {
                 queue.into_iter().for_each(|job| job());
@@ -80,35 +81,35 @@ impl Netns {
         self.file.as_fd()
     }
 
-    /// Returns `st_dev` and `st_ino`.
+    /// Returns `st_dev` and `st_ino` of the netns.
     pub fn identity(&self) -> io::Result<(u64, u64)> {
         let metadata = self.file.metadata()?;
         Ok((metadata.dev(), metadata.ino()))
     }
 
-    /// Another process can open it while this value lives.
+    /// Returns a path of the netns, which another process can open while this value lives.
     pub fn path(&self) -> PathBuf {
         self.thread.join("ns/net")
     }
 
-    /// Covers both IP versions, sorted by port.
+    /// Returns the listening sockets of both IP versions, sorted by port.
     pub fn listening(&self) -> io::Result<Vec<Listening>> {
         let read = |name| fs::read_to_string(self.thread.join(name));
         let v4 = read("net/tcp")?;
-        // Without IPv6 the kernel has no such file.
+        // A kernel without IPv6 has no such file.
         let v6 = read("net/tcp6").unwrap_or_default();
         let mut found: Vec<_> = v4.lines().chain(v6.lines()).filter_map(listener).collect();
         found.sort_unstable();
         Ok(found)
     }
 
-    /// Returns ztunnel's ports that have listeners, one entry per listener.
+    /// Returns those of ztunnel's ports that have listeners, with one entry per listener.
     pub fn ports(&self) -> io::Result<Vec<u16>> {
         let ports = self.listening()?.into_iter().map(|found| found.port);
         Ok(ports.filter(|port| PORTS.contains(port)).collect())
     }
 
-    /// Waits until exactly these of ztunnel's ports listen; returns the last ones seen.
+    /// Waits until exactly the `wanted` ports of ztunnel listen; returns the last observed ports.
     pub fn await_ports(&self, wanted: &[u16], within: Duration) -> io::Result<Vec<u16>> {
         let end = Instant::now() + within;
         loop {
@@ -120,7 +121,7 @@ impl Netns {
         }
     }
 
-    /// No proxy can start here until the listener is dropped.
+    /// Takes the HBONE port, so that no proxy can start in this netns until the listener is dropped.
     pub fn take_hbone_port(&self) -> io::Result<TcpListener> {
         self.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, 15008)))
     }
@@ -138,7 +139,8 @@ fn move_out() -> io::Result<(File, PathBuf)> {
     Ok((file, thread.into()))
 }
 
-/// Without `RTM_NEWLINK` for interface 1 with `IFF_UP` (rtnetlink(7)), a pod has no 127.0.0.1.
+/// Sets the loopback interface up, by `RTM_NEWLINK` for interface 1 with `IFF_UP` (rtnetlink(7)). Otherwise the pod has
+/// no 127.0.0.1.
 fn set_loopback_up() -> io::Result<()> {
     let netlink = socket(
         AddressFamily::Netlink,
@@ -147,12 +149,12 @@ fn set_loopback_up() -> io::Result<()> {
         SockProtocol::NetlinkRoute,
     )?;
     let mut request = Vec::new();
-    // nlmsghdr: length, type RTM_NEWLINK, flags REQUEST and ACK, sequence, port.
+    // The header nlmsghdr has length, type RTM_NEWLINK, flags REQUEST and ACK, sequence, and port.
     request.extend(32_u32.to_ne_bytes());
     request.extend(16_u16.to_ne_bytes());
     request.extend(5_u16.to_ne_bytes());
     request.extend([0; 8]);
-    // ifinfomsg: family, padding, type, index, flags, flags' mask.
+    // The body ifinfomsg has family, padding, type, index, flags, and the mask of the flags.
     request.extend([0; 4]);
     request.extend(1_u32.to_ne_bytes());
     request.extend(1_u32.to_ne_bytes());
@@ -162,7 +164,7 @@ fn set_loopback_up() -> io::Result<()> {
     sendto(netlink.as_raw_fd(), &request, &kernel, MsgFlags::empty())?;
     let mut answer = [0; 128];
     recv(netlink.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-    // nlmsgerr: the negative errno follows the header.
+    // The answer is an nlmsgerr, in which the negative errno follows the header.
     let code = answer.get(16..20).and_then(|code| code.try_into().ok());
     match code.map(i32::from_ne_bytes) {
         Some(0) => Ok(()),
@@ -170,7 +172,7 @@ fn set_loopback_up() -> io::Result<()> {
     }
 }
 
-/// Returns a listener's line in `/proc/net/tcp` (state 0A).
+/// Parses a line of `/proc/net/tcp`; returns `None` unless the line is a listener's (state 0A).
 fn listener(line: &str) -> Option<Listening> {
     let mut fields = line.split_whitespace();
     let (local, state) = (fields.nth(1)?, fields.nth(1)?);

@@ -1,4 +1,4 @@
-//! Parses the command line.
+//! Parses the command line of the kit.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -7,16 +7,16 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 #[derive(Debug)]
 pub struct Options {
     pub peer: Peer,
-    /// If unset, one in the run's own directory.
+    /// The path of the socket; if unset, a path in the directory of the run.
     pub socket: Option<PathBuf>,
     pub json: Option<PathBuf>,
-    /// The cases to run; all if empty.
+    /// The names of the cases to run; all cases if empty.
     pub cases: Vec<String>,
     pub list: bool,
-    /// For anything that must happen.
+    /// The time limit for everything that must happen.
     pub deadline: Duration,
     pub storm: usize,
-    /// Empty if the peer is already running.
+    /// The command line of the peer; empty if the peer is already running.
     pub command: Vec<String>,
 }
 
@@ -24,9 +24,9 @@ pub struct Options {
 pub enum Peer {
     Ztunnel,
     Agent {
-        /// For an answer and for a hello.
+        /// The agent's timeout for an answer and for a hello.
         ack_timeout: Duration,
-        /// Unset if only a list is wanted.
+        /// The driver; unset if the user only wants the list of cases.
         driver: Option<DriverChoice>,
     },
 }

@@ -1,4 +1,4 @@
-//! The peer under test as a process.
+//! Runs the peer under test as a process.
 
 use std::{
     ffi::OsString,
@@ -22,19 +22,19 @@ use nix::{
 
 use crate::netns::Netns;
 
-/// Time between SIGTERM and the end.
+/// The time that a process has between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A signal that ends the kit must not leave this process group behind.
+/// The process group of the running peer, which a signal that ends the kit must not leave behind.
 static RUNNING: Mutex<Option<Pid>> = Mutex::new(None);
 
 fn running() -> MutexGuard<'static, Option<Pid>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// SIGINT and SIGTERM end the peer before this process. Must precede the first thread.
+/// Makes SIGINT and SIGTERM end the peer before this process. The call must precede the first thread.
 pub fn end_with_us() -> io::Result<()> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGINT);
@@ -47,13 +47,13 @@ pub fn end_with_us() -> io::Result<()> {
         }
         signals.thread_unblock().unwrap_or_default();
         raise(signal).unwrap_or_default();
-        // A shell's background commands ignore SIGINT, but this run is over.
+        // The background commands of a shell ignore SIGINT, so SIGKILL ends this run.
         raise(Signal::SIGKILL).unwrap_or_default();
     });
     Ok(())
 }
 
-/// Has its own group and node netns; killed when dropped.
+/// A process with a process group and a node netns of its own, which is killed on drop.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -62,13 +62,13 @@ pub struct Process {
 
 #[derive(Debug)]
 pub struct Start<'a> {
-    /// `{socket}` and `{dir}` are replaced in each argument.
+    /// The command line, in which `{socket}` and `{dir}` are replaced in each argument.
     pub command: &'a [String],
     pub socket: &'a Path,
-    /// Names the socket, if there is one.
+    /// The environment variable that receives the path of the socket, if there is one.
     pub variable: Option<&'a str>,
     pub directory: &'a Path,
-    /// Output is appended to this file.
+    /// The file to which the output is appended.
     pub log: &'a Path,
 }
 
@@ -108,7 +108,8 @@ impl Process {
         self.child.id()
     }
 
-    /// Returns the exit status, if it ended. It is reaped only on drop, so that its group id is not reused.
+    /// Returns the exit status if the process has ended. The process is reaped only on drop, so that its group id is
+    /// not reused.
     pub fn ended(&self) -> Option<String> {
         let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         match waitid(Id::Pid(self.group()?), look) {
@@ -140,7 +141,7 @@ impl Process {
 
     fn signal(&self, number: Signal) {
         if let Some(group) = self.group() {
-            // The group may be empty already.
+            // The signal fails if the group is empty already.
             killpg(group, number).unwrap_or_default();
         }
     }

@@ -1,4 +1,4 @@
-//! A run's report for people and machines.
+//! Writes the report of a run, for people and for machines.
 
 use std::{fs, io, path::Path};
 
@@ -8,10 +8,10 @@ use crate::case::{Record, Stop};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// At least one case ran, and all passed.
+    /// At least one case ran, and all cases passed.
     Passed,
     Failed,
-    /// None failed, but the kit could not finish one, or there was none.
+    /// No case failed, but the kit could not finish a case, or there was none.
     NotRun,
 }
 

@@ -20,10 +20,10 @@ use crate::{
     report, ztunnel,
 };
 
-/// The reason that nothing could run.
+/// The reason why no case could run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The kit cannot create a namespace.
+    /// The kit cannot create a network namespace.
     #[error(
         "needs root: it makes network namespaces for its pods, and this one cannot be made ({0})"
     )]
@@ -31,24 +31,24 @@ pub enum RunError {
     /// The requested case does not exist.
     #[error("there is no case {0}: see --list")]
     NoSuchCase(String),
-    /// Cases start the ztunnel and need its command line.
+    /// The cases start the ztunnel, and therefore need its command line.
     #[error("needs the ztunnel's command after --")]
     NoCommand,
-    /// Cases need a driver for the agent.
+    /// The cases need a driver for the agent.
     #[error("needs --inpod DIR or --driver PROGRAM: how the agent is brought to add workloads")]
     NoDriver,
-    /// A running agent needs `--socket`.
+    /// For a running agent, `--socket` is required.
     #[error("needs --socket PATH where the agent runs already")]
     NoSocket,
-    /// The driver is unusable.
+    /// The driver cannot be used.
     #[error("the driver: {0}")]
     Driver(String),
-    /// A directory, a socket or the report failed.
+    /// A directory, a socket or the report could not be written.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// Reports each case as it ends; with `--list` only lists them.
+/// Runs the cases and reports each case as soon as it ends; with `--list` only lists the cases.
 pub fn run(options: &Options, tell: impl Fn(&str)) -> Result<Vec<Record>, RunError> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(1)
@@ -68,7 +68,7 @@ pub fn run(options: &Options, tell: impl Fn(&str)) -> Result<Vec<Record>, RunErr
     Ok(records)
 }
 
-/// Returns `None` after a list of all.
+/// Returns the chosen cases, or `None` after listing all cases.
 fn chosen<B>(
     options: &Options,
     all: Vec<&'static Case<B>>,
@@ -247,11 +247,11 @@ impl Directory {
         self.own.path()
     }
 
-    /// Collects notes of the case that has just ended; truncates the log.
+    /// Collects the notes of the case that has just ended, and truncates the log.
     fn notes(&self, seen: Vec<String>, log: &str) -> Notes {
         let log = self.path().join(log);
         let text = fs::read(&log).unwrap_or_default();
-        // Without a start there is no log.
+        // If the peer was not started, there is no log.
         drop(fs::remove_file(log));
         let text = String::from_utf8_lossy(&text);
         let lines = text.lines().rev().take(LAST_LINES);

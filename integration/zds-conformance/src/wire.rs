@@ -1,4 +1,4 @@
-//! Packets and descriptors over `SOCK_SEQPACKET`, with deadlines, whatever they contain.
+//! Sends and receives packets with descriptors over `SOCK_SEQPACKET`, with deadlines and whatever the packets contain.
 
 use std::{
     fs, io,
@@ -27,13 +27,13 @@ pub const ACK: &[u8] = b"\x0a\x00";
 /// The maximum size of a request, in bytes.
 pub const MAX_REQUEST_BYTES: usize = 1024;
 
-/// Receives oversized packets whole: neither side sends as many bytes.
+/// The size of the receive buffer, which holds oversized packets as a whole: neither side sends as many bytes.
 const ROOM: usize = 256 * 1024;
 
-/// For the kernel to accept a packet.
+/// The time that the kernel has to accept a packet.
 const SEND: Duration = Duration::from_secs(2);
 
-/// An ended connection reports its end again within this time.
+/// The time within which an ended connection reports its end again.
 const AGAIN: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub enum Incoming {
     /// A packet, possibly an empty one.
     Packet(Packet),
     End,
-    /// Nothing arrived in time.
+    /// No packet arrived in time.
     Silence,
 }
 
@@ -62,7 +62,7 @@ impl Incoming {
 }
 
 impl Packet {
-    /// Describes its first bytes in hexadecimal, and its descriptors.
+    /// Describes the first bytes of the packet in hexadecimal, and the descriptors.
     pub fn describe(&self) -> String {
         let bytes = self.bytes.iter().take(24);
         let bytes: Vec<_> = bytes.map(|byte| format!("{byte:02x}")).collect();
@@ -79,7 +79,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects within the given time.
+    /// Connects to a socket within the given time.
     pub fn connect(runtime: &Handle, path: &Path, within: Duration) -> io::Result<Self> {
         let connecting = async { timeout(within, UnixSeqpacket::connect(path)).await };
         let socket = runtime.block_on(connecting).map_err(io::Error::from)??;
@@ -100,7 +100,7 @@ impl Connection {
         })
     }
 
-    /// Unlike an empty packet, the end is reported again on the next receive.
+    /// Distinguishes the end from an empty packet: only the end is reported again on the next receive.
     async fn end_or(&self, packet: Packet) -> io::Result<Incoming> {
         match timeout(AGAIN, peek(&self.socket)).await {
             Ok(Ok(0)) if packet.descriptors.is_empty() => Ok(Incoming::End),
@@ -123,23 +123,23 @@ impl Connection {
         })
     }
 
-    /// Closes only the sending side.
+    /// Closes only the sending side of the connection.
     pub fn half_close(&self) -> io::Result<()> {
         self.socket.shutdown(Shutdown::Write)
     }
 
-    /// Returns the other end's pid when it connected or listened; `None` if not visible.
+    /// Returns the pid that the other end had when it connected or listened; `None` if the pid is not visible.
     pub fn peer(&self) -> Option<i32> {
         let pid = self.socket.peer_cred().ok()?.pid()?;
         (pid > 0).then_some(pid)
     }
 }
 
-/// Control messages are aligned like `size_t`.
+/// The control buffer, because control messages are aligned like `size_t`.
 #[repr(align(8))]
 struct Control([u8; 512]);
 
-/// Returns `None` if the connection was reset, as it is while data is unread.
+/// Receives a packet. Returns `None` if the connection was reset, as after a close with unread data.
 async fn receive(socket: &UnixSeqpacket) -> io::Result<Option<Packet>> {
     let (mut bytes, mut control) = (vec![0; ROOM], Control([0; 512]));
     let received = socket.recv_with_ancillary(&mut bytes, &mut control.0).await;
@@ -161,7 +161,7 @@ async fn peek(socket: &UnixSeqpacket) -> io::Result<usize> {
     socket.peek(&mut [0; 1]).await.map(|info| info.bytes_read())
 }
 
-/// It removes its path when dropped.
+/// A listening socket, which removes its path when dropped.
 #[derive(Debug)]
 pub struct Listener {
     listener: UnixSeqpacketListener,
@@ -170,7 +170,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Replaces what was at the path.
+    /// Listens at the path, and replaces a file that was there.
     pub fn bind(runtime: &Handle, path: &Path) -> io::Result<Self> {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -186,7 +186,7 @@ impl Listener {
         })
     }
 
-    /// Returns `None` if no connection arrives in time.
+    /// Accepts a connection; returns `None` if no connection arrives in time.
     pub fn accept(&mut self, within: Duration) -> io::Result<Option<Connection>> {
         let accepting = async { timeout(within, self.listener.accept()).await };
         let Ok(accepted) = self.runtime.block_on(accepting) else {
@@ -199,7 +199,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // It may already be gone.
+        // The removal fails if the path is gone already.
         drop(fs::remove_file(&self.path));
     }
 }
@@ -250,7 +250,7 @@ pub fn nack(error: &str) -> Vec<u8> {
     WorkloadResponse { payload }.encode_to_vec()
 }
 
-/// Returns the error text, empty for success; `None` if it is no answer.
+/// Returns the error text of an answer, which is empty for success; `None` if the bytes are no answer.
 pub fn answer(bytes: &[u8]) -> Option<String> {
     let response = WorkloadResponse::decode(bytes).ok()?;
     let workload_response::Payload::Ack(ack) = response.payload?;

@@ -1,4 +1,4 @@
-//! The cases for ztunnels; the kit plays the agent.
+//! The cases for ztunnels, in which the kit plays the agent.
 
 pub mod bench;
 mod connection;

@@ -1,4 +1,4 @@
-//! Answers everything, on its own thread.
+//! A played ztunnel that acknowledges every request, on a thread of its own.
 
 use std::{
     collections::BTreeSet,
@@ -15,11 +15,11 @@ use zds_client::proto::workload_request::Payload;
 use super::peer::{Peer, Request};
 use crate::case::{Outcome, Stop, failed};
 
-/// Interval between checks whether to stop.
+/// The interval between checks whether to stop.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Peer {
-    /// Answers each request after `pause`, on its own thread.
+    /// Answers each request after `pause`, on a thread of its own.
     pub fn acknowledge_all(self, pause: Duration) -> Acknowledging {
         let complete = self.snapshot_is_over();
         let view = Arc::new(Mutex::new(View {
@@ -46,10 +46,10 @@ impl Peer {
 
 #[derive(Clone, Debug, Default)]
 pub struct View {
-    /// Every request received, in order.
+    /// Every received request, in order.
     pub requests: Vec<String>,
     pub pods: BTreeSet<String>,
-    /// The snapshot is complete.
+    /// The agent has sent the end of the snapshot.
     pub complete: bool,
 }
 
@@ -80,7 +80,7 @@ impl Acknowledging {
             .clone()
     }
 
-    /// Waits for exactly these pods, with a complete snapshot.
+    /// Waits until the view has exactly these pods and a complete snapshot.
     pub fn await_pods(&self, pods: &BTreeSet<String>, within: Duration) -> Outcome {
         let end = Instant::now() + within;
         loop {
@@ -96,7 +96,7 @@ impl Acknowledging {
         }
     }
 
-    /// Fails if it observed a violation.
+    /// Stops the thread, and fails if it observed a violation of the contract.
     pub fn stop(self) -> Outcome<Peer> {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.join();

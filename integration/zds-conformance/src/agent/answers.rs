@@ -1,4 +1,4 @@
-//! Answers that are late, missing, too many, or never sent.
+//! Cases about answers that are late, missing, too many, or never sent.
 
 use super::bench::{Bench, QUIET};
 use crate::{
@@ -90,7 +90,7 @@ fn late_answer(bench: &mut Bench) -> Outcome {
     let adding = bench.add(&pod);
     ztunnel.next()?.adds("p0", &pod.netns)?;
     std::thread::sleep(bench.given_up());
-    // A closed connection does not receive it.
+    // The send fails if the agent has closed the connection already.
     drop(ztunnel.send(ACK));
     bench.not_credited(&adding, QUIET, "that was answered too late")?;
     ztunnel.ended(bench.deadline())
@@ -122,7 +122,8 @@ fn hangs_up(bench: &mut Bench) -> Outcome {
     ztunnel.next()?.adds("p0", &pod.netns)?;
     drop(ztunnel);
     bench.not_credited(&adding, QUIET, "whose ztunnel hung up")?;
-    // The agent decides whether the caller still waits; a set with the pod reaches every ztunnel.
+    // The agent decides whether the caller still waits, so the case sends the set again: a set with the pod reaches
+    // every ztunnel.
     bench.seed([&pod])?;
     let all = [pod.workload.uid].into();
     let ztunnel = bench.ztunnel()?.acknowledge_all(std::time::Duration::ZERO);

@@ -1,4 +1,4 @@
-//! The agent under test, a driver and pods. An agent that the kit starts is new for every case.
+//! The bench for agents: the agent under test, a driver, and pods. An agent that the kit starts is new for every case.
 
 use std::{
     path::PathBuf,
@@ -20,29 +20,29 @@ use crate::{
     wire::Connection,
 };
 
-/// To watch a peer that must do nothing.
+/// The time for which the kit watches a peer that must do nothing.
 pub const QUIET: Duration = Duration::from_millis(400);
 
-/// Time beyond the agent's own timeout.
+/// The time that the kit allows beyond the agent's own timeout.
 const SLACK: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// `None` if it is already running.
+    /// The command line of the agent; `None` if the agent is already running.
     pub command: Option<Vec<String>>,
     pub socket: PathBuf,
-    /// For the agent's files and output.
+    /// The directory for the agent's files and output.
     pub directory: PathBuf,
-    /// For anything that must happen.
+    /// The time limit for everything that must happen.
     pub deadline: Duration,
-    /// For an answer and for a hello.
+    /// The agent's timeout for an answer and for a hello.
     pub ack_timeout: Duration,
     pub storm: usize,
     pub driver: Arc<dyn Driver>,
     pub runtime: Handle,
 }
 
-/// The agent under test, its process and files.
+/// The agent under test, its process and its files.
 #[derive(Debug)]
 pub struct Bench {
     setting: Setting,
@@ -51,7 +51,7 @@ pub struct Bench {
     pub notes: Vec<String>,
 }
 
-/// Its netns, and its description for the agent.
+/// A pod of a case: its netns, and its description for the agent.
 #[derive(Debug)]
 pub struct Pod {
     pub netns: Netns,
@@ -75,12 +75,12 @@ impl Bench {
         self.setting.deadline
     }
 
-    /// By then the agent must have given up on a ztunnel.
+    /// Returns the time by which the agent must have given up on a ztunnel.
     pub fn given_up(&self) -> Duration {
         self.setting.ack_timeout + SLACK
     }
 
-    /// Replaces a running agent. Fails if the kit did not start that one.
+    /// Starts the agent, and replaces a running agent. Fails if the kit has no command line of the agent.
     pub fn start(&mut self) -> Outcome {
         let Some(command) = &self.setting.command else {
             return Err(Stop::Skipped(
@@ -100,7 +100,7 @@ impl Bench {
         self.begin()
     }
 
-    /// SIGKILL, so that it cannot clean up.
+    /// Kills the agent by SIGKILL, so that the agent cannot clean up.
     pub fn kill(&mut self) {
         if let Some(process) = self.process.take() {
             process.kill();
@@ -187,7 +187,7 @@ impl Bench {
             .collect()
     }
 
-    /// The caller waits as long as the agent may take.
+    /// Starts to add a pod; the caller waits as long as the agent may take.
     pub fn add(&self, pod: &Pod) -> Adding {
         let (done, outcome) = mpsc::channel();
         let (driver, workload) = (Arc::clone(&self.setting.driver), pod.workload.clone());
@@ -196,7 +196,7 @@ impl Bench {
         Adding(outcome)
     }
 
-    /// Some ztunnel acknowledges the pod by itself.
+    /// Adds a pod that a ztunnel acknowledges by itself, and fails if the add does not succeed.
     pub fn added(&self, pod: &Pod) -> Outcome {
         self.succeeds(&self.add(pod), &pod.workload.uid)
     }
@@ -210,7 +210,7 @@ impl Bench {
         }
     }
 
-    /// Fails if the add succeeded, or succeeds within `time`.
+    /// Fails if the add has succeeded, or succeeds within `time`.
     pub fn not_credited(&self, adding: &Adding, time: Duration, why: &str) -> Outcome {
         let credited = matches!(adding.outcome(time), Some(Ok(())));
         check(

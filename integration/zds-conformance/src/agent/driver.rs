@@ -1,4 +1,4 @@
-//! Adds and removes workloads in the agent's own way.
+//! Defines how the kit adds and removes workloads, which every agent does in its own way.
 
 use std::{path::PathBuf, sync::mpsc, time::Duration};
 
@@ -10,40 +10,40 @@ pub struct Workload {
     pub namespace: String,
     pub name: String,
     pub service_account: String,
-    /// `None` while the agent must not know it.
+    /// The netns of the workload; `None` while the agent must not know the netns.
     pub netns: Option<Place>,
 }
 
-/// By path and by identity: agents differ in what they use.
+/// A netns by path and by identity, because agents differ in their use of both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Can be opened while the kit holds it.
+    /// The path of the netns, which can be opened while the kit holds the netns.
     pub path: PathBuf,
     pub device: u64,
     pub inode: u64,
 }
 
-/// The driver's own error text.
+/// The reason of a failed call, in the words of the driver.
 pub type Refusal = String;
 
-/// Adds and removes an agent's workloads. Calls may come from several threads.
+/// Adds and removes the workloads of an agent. Calls may come from several threads.
 pub trait Driver: Send + Sync + std::fmt::Debug {
-    /// Waits until a new agent accepts calls, and forgets the previous one's state.
+    /// Waits until a new agent accepts calls, and forgets the state of the previous agent.
     fn begin(&self, within: Duration) -> Result<(), Refusal>;
 
-    /// Sends the whole set, which the agent does not know before.
+    /// Sends the whole set of workloads, which the agent does not know before.
     fn seed(&self, all: &[Workload]) -> Result<(), Refusal>;
 
-    /// Returns when a ztunnel serves the new or changed workload.
+    /// Adds or changes a workload, and returns when a ztunnel serves the workload.
     fn add(&self, workload: &Workload, within: Duration) -> Result<(), Refusal>;
 
     fn remove(&self, uid: &str) -> Result<(), Refusal>;
 
-    /// Allows a set with a workload whose netns is unknown.
+    /// Returns whether a set may contain a workload whose netns is unknown.
     fn can_withhold_netns(&self) -> bool;
 }
 
-/// An add in progress.
+/// An add in progress, whose outcome arrives later.
 #[derive(Debug)]
 pub struct Adding(pub(crate) mpsc::Receiver<Result<(), Refusal>>);
 

@@ -1,4 +1,4 @@
-//! A driver that is a program.
+//! A driver that calls an external program.
 //!
 //! | Called as | Must |
 //! |---|---|
@@ -7,9 +7,8 @@
 //! | `DRIVER add UID NAMESPACE NAME SERVICE_ACCOUNT NETNS` | exit with 0 when a ztunnel serves it, or with another code |
 //! | `DRIVER remove UID` | return when it is no longer in the agent's set |
 //!
-//! `NETNS` can be opened during the call and until the workload is removed; `-` is a netns that
-//! the agent must not know (only in `seed`). Errors go to standard error. A call that exceeds its
-//! limit, `ZDS_DRIVER_SECONDS`, is killed.
+//! `NETNS` can be opened during the call and until the workload is removed; `-` is a netns that the agent must not know
+//! (only in `seed`). Errors go to standard error. A call that exceeds its limit, `ZDS_DRIVER_SECONDS`, is killed.
 
 use std::{
     io::{Read as _, Write as _},
@@ -20,7 +19,7 @@ use std::{
 
 use super::driver::{Driver, Refusal, Workload};
 
-/// For a call that waits for no ztunnel.
+/// The time limit of a call that waits for no ztunnel.
 const CALL: Duration = Duration::from_secs(10);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -31,7 +30,7 @@ pub struct Exec {
 }
 
 impl Exec {
-    /// A program and its first arguments, separated by spaces.
+    /// Returns a driver for a program and its first arguments, which are separated by spaces.
     pub fn new(command: &str) -> Self {
         let command = command.split_whitespace().map(str::to_owned).collect();
         Self { command }
@@ -50,10 +49,10 @@ impl Exec {
             .spawn()
             .map_err(text)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A program that ignores its input shows that by its exit status.
+            // A failed write is ignored: a program that ignores its input shows an error by its exit status.
             drop(stdin.write_all(input.as_bytes()));
         }
-        // The extra second is for starting and ending it.
+        // The extra second allows for the start and the end of the program.
         await_end(child, Instant::now() + within + Duration::from_secs(1))
     }
 }

@@ -1,4 +1,4 @@
-//! The socket, and a session's beginning.
+//! Cases about the socket, and about the beginning of a session.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Drives inpod's broker by gRPC and plays the netconfig that hands out descriptors.
+//! Drives inpod's broker by gRPC, and plays the netconfig that hands out descriptors.
 
 mod netconfig;
 
@@ -28,10 +28,10 @@ use tonic::{
 use super::driver::{Driver, Refusal, Workload};
 use netconfig::{Book, serve};
 
-/// For a call that waits for no ztunnel.
+/// The time limit of a call that waits for no ztunnel.
 const CALL: Duration = Duration::from_secs(10);
 
-/// Between attempts to reach a starting broker.
+/// The interval between attempts to reach a starting broker.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub struct Inpod {
 }
 
 impl Inpod {
-    /// Serves `netns/netns.sock` below this `run_dir`.
+    /// Returns a driver that serves `netns/netns.sock` below this `run_dir`.
     pub fn new(runtime: &Handle, run_dir: &Path) -> Result<Self, Refusal> {
         let socket = run_dir.join("ztunnel-broker/grpc.sock");
         let within = runtime.enter();
@@ -83,7 +83,7 @@ impl Inpod {
             .saturating_add(1)
     }
 
-    /// Records the workload's claim for netconfig.
+    /// Records the claim of the workload for netconfig, and returns the workload for the broker.
     fn claim_workload(&self, workload: &Workload) -> broker::Workload {
         let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = &workload.netns {
@@ -133,7 +133,7 @@ impl Inpod {
     }
 }
 
-/// A pod's sandbox never changes its netns: another netns means another sandbox.
+/// Returns the sandbox of a pod. A sandbox never changes its netns, so another netns means another sandbox.
 fn sandbox(uid: &str, inode: Option<u64>) -> SandboxRef {
     let container_id = match inode {
         Some(inode) => format!("{uid}-{inode}"),

@@ -1,4 +1,4 @@
-//! A ztunnel that a case controls; it checks every packet against the general rules.
+//! A played ztunnel, which a case controls and which checks every packet against the general rules.
 
 use std::{
     cell::Cell,
@@ -20,7 +20,7 @@ use crate::{
     wire::{self, ACK, Connection, HELLO, Incoming, MAX_REQUEST_BYTES, Packet},
 };
 
-/// For a second request before an answer.
+/// The time for which the kit watches for a second request before an answer.
 const GLANCE: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
@@ -30,7 +30,6 @@ pub struct Request {
 }
 
 impl Request {
-    /// Describes the request briefly.
     pub fn describe(&self) -> String {
         wire::describe(&self.payload)
     }
@@ -74,7 +73,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Nothing was sent on the connection yet.
+    /// Wraps a new connection, on which no packet was sent yet.
     pub fn new(connection: Connection, deadline: Duration) -> Self {
         Self {
             connection,
@@ -167,7 +166,7 @@ impl Peer {
         }
     }
 
-    /// Fails if another request arrived in the meantime.
+    /// Acknowledges the last request, and fails if another request arrived in the meantime.
     pub fn ack(&self) -> Outcome {
         self.answer(ACK)
     }
@@ -188,7 +187,7 @@ impl Peer {
         Ok(request)
     }
 
-    /// Acknowledges everything up to the snapshot's end.
+    /// Acknowledges all requests up to the end of the snapshot.
     pub fn snapshot(&self) -> Outcome<Vec<Request>> {
         let mut all = Vec::new();
         loop {
@@ -200,7 +199,7 @@ impl Peer {
         }
     }
 
-    /// Fails if the agent sends anything within `time` or closes.
+    /// Fails if the agent sends anything within `time`, or closes the connection.
     pub fn silent(&self, time: Duration) -> Outcome {
         match self.connection.receive(time)? {
             Incoming::Silence => Ok(()),
@@ -213,7 +212,7 @@ impl Peer {
         }
     }
 
-    /// Waits until the agent closes; checks what it sends before, without answering.
+    /// Waits until the agent closes the connection. Requests that the agent sends before are checked, but not answered.
     pub fn ended(&self, within: Duration) -> Outcome {
         let end = Instant::now() + within;
         loop {
@@ -233,7 +232,7 @@ impl Peer {
         }
     }
 
-    /// Closes only the sending side.
+    /// Closes only the sending side of the connection.
     pub fn half_close(&self) -> Outcome {
         Ok(self.connection.half_close()?)
     }

@@ -1,4 +1,4 @@
-//! Cases about negative answers.
+//! Cases in which the ztunnel refuses a request.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -59,12 +59,12 @@ pub(super) const CASES: &[Case<Bench>] = &[
 
 const START: &str = "failure to start proxy : conformance";
 
-/// Returns an agent's longest wait before it retries a refused pod.
+/// Returns the longest time that an agent may wait before it retries a refused pod.
 fn retry(bench: &Bench) -> Duration {
     bench.deadline().saturating_mul(3)
 }
 
-/// Refuses a live pod; the Del follows on this connection.
+/// Refuses a live pod; the Del must follow on the same connection.
 fn refused(bench: &Bench, ztunnel: &Peer, error: &str) -> Outcome {
     let bad = bench.pod("bad")?;
     let adding = bench.add(&bad);
@@ -105,7 +105,7 @@ fn start_failure_in_the_snapshot(bench: &mut Bench) -> Outcome {
     )?;
     ztunnel.nack(START)?;
     let mut request = BTreeSet::new();
-    // The Del, two Adds and the end, in any order; the refused pod may be among them.
+    // The Del, two Adds and the end of the snapshot follow in any order; the refused pod may be among the Adds.
     while request.len() < 4 {
         let next = ztunnel.next()?;
         let again = next.describe() == format!("Add {uid}");
@@ -142,7 +142,7 @@ fn error_of_the_connection(bench: &mut Bench, error: &str) -> Outcome {
     ztunnel.next()?.adds("p0", &pod.netns)?;
     ztunnel.nack(error)?;
     bench.not_credited(&adding, QUIET, "that was refused")?;
-    // Stock ztunnel closes after its own error, too.
+    // Stock ztunnel closes the connection after its own error, too.
     drop(ztunnel);
     bench.seed([&pod])?;
     let all = [pod.workload.uid].into();

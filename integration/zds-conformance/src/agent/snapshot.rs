@@ -1,4 +1,4 @@
-//! A session's first messages.
+//! Cases about the first messages of a session.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -133,7 +133,7 @@ fn keep_while_the_netns_is_unknown(bench: &mut Bench) -> Outcome {
         "Keep unknown, and no other Keep",
         || describe_all(&all),
     )?;
-    // Checks every packet: a Keep would fail.
+    // The peer checks every packet, so a Keep would fail.
     ztunnel.silent(QUIET)
 }
 
@@ -146,7 +146,7 @@ fn each_session_is_told_everything(bench: &mut Bench) -> Outcome {
     Ok(())
 }
 
-/// A pod in flight when the connection ended may come after the others.
+/// A pod that was in flight when the connection ended may come after the other pods.
 fn snapshot_that_broke_off(bench: &mut Bench) -> Outcome {
     let pods = bench.pods(3)?;
     bench.seeded(&pods)?;

@@ -1,4 +1,4 @@
-//! Changes while a ztunnel is connected.
+//! Cases about changes while a ztunnel is connected.
 
 use zds_client::proto::workload_request::Payload;
 

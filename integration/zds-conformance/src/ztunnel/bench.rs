@@ -1,4 +1,4 @@
-//! A new pair for every case: an agent that the case controls, and the ztunnel under test.
+//! The bench for ztunnels. Every case has a new pair: an agent that the case controls, and the ztunnel under test.
 
 use std::{
     fs::File,
@@ -16,22 +16,22 @@ use crate::{
     wire::{self, Listener},
 };
 
-/// To watch a peer that must do nothing.
+/// The time for which the kit watches a peer that must do nothing.
 pub const QUIET: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Debug)]
 pub struct Setting {
     pub command: Vec<String>,
     pub socket: PathBuf,
-    /// For the ztunnel's files and output.
+    /// The directory for the ztunnel's files and output.
     pub directory: PathBuf,
-    /// For anything that must happen.
+    /// The time limit for everything that must happen.
     pub deadline: Duration,
     pub storm: usize,
     pub runtime: Handle,
 }
 
-/// The kit's agent, and the ztunnel's process.
+/// The played agent, and the process of the ztunnel.
 #[derive(Debug)]
 pub struct Bench {
     setting: Setting,
@@ -82,21 +82,21 @@ impl Bench {
         Ok(())
     }
 
-    /// Starts both; the hello has not come yet.
+    /// Starts agent and ztunnel; the ztunnel has connected, but the hello has not come yet.
     pub fn connected(&mut self) -> Outcome<Session> {
         self.listen()?;
         self.spawn()?;
         self.accept()
     }
 
-    /// Starts both, up to the hello.
+    /// Starts agent and ztunnel, and receives the hello.
     pub fn greeted(&mut self) -> Outcome<Session> {
         let session = self.connected()?;
         session.hello()?;
         Ok(session)
     }
 
-    /// Starts both, up to an empty snapshot.
+    /// Starts agent and ztunnel, and sends an empty snapshot.
     pub fn live(&mut self) -> Outcome<Session> {
         let session = self.greeted()?;
         session.ok(wire::snapshot_sent())?;
@@ -132,7 +132,7 @@ impl Bench {
         }
     }
 
-    /// Returns the process's end, if it is in time.
+    /// Returns the end of the process, if the process ends in time.
     pub fn await_end(&self, within: Duration) -> Option<String> {
         self.process.as_ref()?.await_end(within)
     }
@@ -141,7 +141,7 @@ impl Bench {
         Ok(Netns::make()?)
     }
 
-    /// Returns a served pod's listeners, which must exist now.
+    /// Returns the listeners of a served pod, which must exist now.
     pub fn served(&self, pod: &Netns, when: &str) -> Outcome<Vec<Listening>> {
         let seen = pod.ports()?;
         let expected = format!("listeners on {PORTS:?} in the pod {when}");
@@ -149,14 +149,14 @@ impl Bench {
         Ok(pod.listening()?)
     }
 
-    /// A pod's listeners must be the same sockets as before.
+    /// Fails unless the listeners of a pod are the same sockets as before.
     pub fn unchanged(&self, pod: &Netns, before: &[Listening], when: &str) -> Outcome {
         let now = self.served(pod, when)?;
         let expected = format!("the same listeners {when}: {before:?}");
         check(now == before, &expected, || format!("{now:?}"))
     }
 
-    /// A pod's listeners must close within the deadline.
+    /// Fails unless the listeners of a pod close within the deadline.
     pub fn unserved(&self, pod: &Netns, when: &str) -> Outcome {
         let seen = pod.await_ports(&[], self.deadline())?;
         check(

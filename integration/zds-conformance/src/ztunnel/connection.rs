@@ -1,4 +1,4 @@
-//! Finding the agent, the hello, and reconnecting.
+//! Cases about finding the agent, the hello, and reconnecting.
 
 use std::{thread, time::Duration};
 

@@ -40,7 +40,7 @@ fn descriptors_are_returned(bench: &mut Bench) -> Outcome {
         session.add_fails("bad", &bad)?;
         session.ok(wire::del("bad"))
     };
-    // The first cycle opens what is opened only once.
+    // The first cycle opens the descriptors that are opened only once.
     cycle()?;
     bench.unserved(&pod, "after Del")?;
     let before = session.descriptors()?;

@@ -41,7 +41,7 @@ pub(super) const CASES: &[Case<Bench>] = &[
     },
 ];
 
-/// Stock ztunnel retries after 5 s.
+/// The time for a retry; stock ztunnel retries after 5 s.
 const RETRIED: Duration = Duration::from_secs(6);
 
 fn start_failure(bench: &mut Bench) -> Outcome {

@@ -128,7 +128,8 @@ pub(super) const CASES: &[Case<Bench>] = &[
     },
 ];
 
-/// The connection ends after the answer, the next one follows, and running pods are unaffected.
+/// Checks a read error: the connection ends after the answer, the next connection follows, and running pods are
+/// unaffected.
 fn read_error(bench: &mut Bench, name: &str, bytes: &[u8], descriptors: usize) -> Outcome {
     let (session, pod, other) = (bench.live()?, bench.pod()?, bench.pod()?);
     session.add("a", &pod)?;
@@ -175,7 +176,8 @@ fn empty_packet(bench: &mut Bench) -> Outcome {
     session.ok(wire::snapshot_sent())
 }
 
-/// The request is refused and the connection ends; an end of the process is reported without judging.
+/// Checks a protocol error: the request is refused and the connection ends. If the process ends, too, the report only
+/// notes this.
 fn protocol_error(bench: &mut Bench, name: &str, bytes: &[u8], with_descriptor: bool) -> Outcome {
     let (session, pod) = (bench.live()?, bench.pod()?);
     session.add("a", &pod)?;

@@ -1,4 +1,4 @@
-//! The answer to each request, and a request's valid forms.
+//! Cases about the answer to each request, and about the valid forms of a request.
 
 use super::{
     bench::{Bench, QUIET},
@@ -93,7 +93,7 @@ fn request_of_maximum_size(bench: &mut Bench) -> Outcome {
     bench.served(&pod, &format!("after {name}")).map(drop)
 }
 
-/// An Add with this UID has this many bytes.
+/// Returns a UID with which an Add has exactly `bytes` bytes.
 pub(super) fn uid_of_packet(bytes: usize) -> String {
     let mut uid = String::new();
     while wire::encode(wire::add(&uid)).len() < bytes {
@@ -104,7 +104,7 @@ pub(super) fn uid_of_packet(bytes: usize) -> String {
 
 fn unknown_fields(bench: &mut Bench) -> Outcome {
     let (session, pod) = (bench.live()?, bench.pod()?);
-    // Field 15 of AddWorkload and DelWorkload, length-delimited.
+    // The packets contain field 15 of AddWorkload and DelWorkload, which is length-delimited.
     let add = b"\x0a\x10\x0a\x01a\x12\x09\x0a\x01n\x12\x01n\x1a\x01s\x7a\x00";
     answered(&session, "an Add with an unknown field", add, Some(&pod))?;
     bench.served(&pod, "after an Add with an unknown field")?;

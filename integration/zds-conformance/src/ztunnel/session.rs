@@ -1,4 +1,4 @@
-//! A ztunnel's connection as its agent sees it.
+//! The connection of a ztunnel, as its agent observes the connection.
 
 use std::{
     os::fd::BorrowedFd,
@@ -18,7 +18,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Ok,
-    /// The request was not carried out.
+    /// The ztunnel did not carry out the request.
     Nack(String),
 }
 
@@ -29,7 +29,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Nothing was sent on the connection yet.
+    /// Wraps a new connection, on which no packet was sent yet.
     pub fn new(connection: Connection, deadline: Duration) -> Self {
         Self {
             connection,
@@ -108,13 +108,13 @@ impl Session {
         }
     }
 
-    /// The Add must be refused as a pod that cannot be served.
+    /// Sends an Add, which the ztunnel must refuse as a pod that cannot be served.
     pub fn add_fails(&self, uid: &str, pod: &Netns) -> Outcome {
         let answer = self.ask(wire::add(uid), &[pod.descriptor()])?;
         answer.refused("failure to start proxy", &format!("Add {uid}"))
     }
 
-    /// Fails if the ztunnel sends anything within `time` or closes.
+    /// Fails if the ztunnel sends anything within `time`, or closes the connection.
     pub fn silent(&self, time: Duration) -> Outcome {
         match self.connection.receive(time)? {
             Incoming::Silence => Ok(()),
@@ -125,7 +125,7 @@ impl Session {
         }
     }
 
-    /// The ztunnel must close without sending anything.
+    /// Fails unless the ztunnel closes the connection without sending anything.
     pub fn ended(&self) -> Outcome {
         match self.connection.receive(self.deadline)? {
             Incoming::End => Ok(()),
@@ -144,7 +144,7 @@ impl Session {
         process::descriptors(self.connection.peer().ok_or_else(unseen)?).map_err(|_| unseen())
     }
 
-    /// Waits for at most `most` descriptors; returns the last count.
+    /// Waits until the ztunnel has at most `most` descriptors; returns the last count.
     pub fn await_descriptors(&self, most: usize) -> Outcome<usize> {
         let end = Instant::now() + self.deadline;
         loop {
@@ -158,7 +158,7 @@ impl Session {
 }
 
 impl Answer {
-    /// The answer must be a refusal that begins with `prefix`.
+    /// Fails unless the answer is a refusal that begins with `prefix`.
     pub fn refused(&self, prefix: &str, name: &str) -> Outcome {
         let expected = format!("{name} is refused with \"{prefix}...\"");
         match self {

@@ -1,4 +1,4 @@
-//! A snapshot's effect on the previous connection's pods.
+//! Cases about the effect of a snapshot on the pods of the previous connection.
 
 use std::{thread, time::Duration};
 
@@ -57,7 +57,7 @@ pub(super) const CASES: &[Case<Bench>] = &[
     },
 ];
 
-/// Pods a and b are served, and the agent has a new connection with its hello.
+/// A state in which pods a and b are served, and the agent has a new connection with its hello.
 struct Again {
     session: Session,
     a: (Netns, Vec<Listening>),

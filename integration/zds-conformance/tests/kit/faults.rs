@@ -1,5 +1,5 @@
-//! The case for a broken peer's fault catches it; in `peers.rs` a peer without the fault passes it. Needs root, or
-//! `integration/isolate` before `cargo test`.
+//! Checks that each fault of a broken peer is caught by the case for the fault; in `peers.rs` a peer without the fault
+//! passes the case. The tests need root, or `integration/isolate` before `cargo test`.
 
 use std::{
     collections::BTreeSet,
@@ -11,10 +11,10 @@ use std::{
 use crate::run::{Run, bin, broken_agent, ztunnel};
 use crate::table::{OF_A_ZTUNNEL, OF_AN_AGENT, Row};
 
-/// Concurrent runs, which mostly wait.
+/// The number of concurrent runs, which mostly wait.
 const WORKERS: usize = 4;
 
-/// Collects the faults that their case missed.
+/// Returns the faults that their cases missed.
 fn missed(table: &[Row], run: impl Fn(&[&str], &str) -> Run + Sync) -> Vec<String> {
     let next = AtomicUsize::new(0);
     let work = || {

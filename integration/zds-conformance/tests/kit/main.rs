@@ -1,4 +1,4 @@
-//! The kit against correct and faulty peers. Needs root, or `integration/isolate` before `cargo test`,
+//! Tests the kit against correct and faulty peers. The tests need root, or `integration/isolate` before `cargo test`,
 //! and a built workspace.
 #![expect(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! Correct peers pass every case: the broken ones without a fault, the reference ztunnel, the broker. Needs root, or
-//! `integration/isolate` before `cargo test`, and a built workspace.
+//! Checks that correct peers pass every case: the broken peers without a fault, the reference ztunnel, and the broker.
+//! The tests need root, or `integration/isolate` before `cargo test`, and a built workspace.
 
 use crate::run::{Run, bin, broken_agent, passes_every_case, ztunnel};
 
@@ -33,7 +33,7 @@ fn the_broker_passes() {
         let directory = tempfile::tempdir().unwrap();
         let run_dir = directory.path().to_str().unwrap();
         let options = ["--storm", "50", "--ack-timeout", "2", "--inpod", run_dir];
-        // The kit runs outside of pods.
+        // The kit runs outside of pods, so the broker must accept a peer by its user id.
         let settings = [
             ["--run-dir", run_dir],
             ["--zds-socket", "{socket}"],

@@ -1,4 +1,4 @@
-//! The kit as a user runs it, and its parsed output.
+//! Runs the kit as a user does, and parses its output.
 use std::{collections::BTreeMap, path::PathBuf, process::Command, thread};
 
 use serde_json::Value;
@@ -15,7 +15,7 @@ pub(crate) fn bin(name: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Exit code, output, and each case's outcome.
+/// The exit code, the output, and the outcome of each case.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: Option<i32>,
@@ -50,7 +50,7 @@ impl Run {
     }
 }
 
-/// Expects that all cases pass. They run in four parts at once, since they mostly wait.
+/// Expects that all cases pass. The cases run in four parts at once, because they mostly wait.
 #[track_caller]
 pub(crate) fn passes_every_case(peer: &str, run: impl Fn(&[&str]) -> Run + Sync) {
     let list = Run::of(&[peer, "--list"]).output;

@@ -1,6 +1,6 @@
-//! The broken peers' faults and the cases for them.
+//! The faults of the broken peers, and the cases that must catch the faults.
 
-/// The fault, the case that must fail, and text of its evidence.
+/// The fault, the case that must fail, and a text in the evidence of the case.
 pub(crate) type Row = (&'static str, &'static str, &'static str);
 
 pub(crate) const OF_A_ZTUNNEL: &[Row] = &[

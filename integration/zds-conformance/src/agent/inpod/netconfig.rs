@@ -1,4 +1,4 @@
-//! netconfig's side of `netns.sock` (`inpod/netconfig/v1/netns_socket.proto`), for the kit's namespaces.
+//! Plays netconfig's side of `netns.sock` (`inpod/netconfig/v1/netns_socket.proto`) for the namespaces of the kit.
 
 use std::{
     collections::BTreeMap,
@@ -27,13 +27,13 @@ use tokio::{
 
 use crate::agent::driver::Place;
 
-/// The claimed namespaces, by inode.
+/// The claimed namespaces by their inode.
 pub(super) type Book = BTreeMap<u64, Place>;
 
-/// From the contract, for an exchange.
+/// The time limit of an exchange, from the contract.
 const EXCHANGE: Duration = Duration::from_secs(2);
 
-/// From the contract, in bytes.
+/// The largest request in bytes, from the contract.
 const MAX_REQUEST_BYTES: u32 = 4096;
 
 pub(super) fn listen(run_dir: &Path) -> io::Result<UnixListener> {
@@ -51,7 +51,7 @@ pub(super) async fn serve(listener: UnixListener, book: Arc<Mutex<Book>>) {
         let Ok((stream, _)) = listener.accept().await else {
             continue;
         };
-        // A caller may disconnect before its answer.
+        // The exchange fails if the caller disconnects before the answer.
         drop(timeout(EXCHANGE, hand_out(stream, &book)).await);
     }
 }

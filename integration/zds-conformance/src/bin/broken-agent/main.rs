@@ -1,4 +1,4 @@
-//! An agent with one fault, to test the kit. It is also its own driver.
+//! An agent with a single fault, to test the kit. The program is also its own driver.
 #![expect(
     clippy::print_stderr,
     clippy::print_stdout,
@@ -27,7 +27,7 @@ use std::{
 use state::Agent;
 use zds_conformance::wire::Listener;
 
-/// Every fault, by its name on the command line.
+/// The names of all faults, as on the command line.
 const FAULTS: &[&str] = &[
     "none",
     "world-socket",
@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Other command lines are wrong.
+/// Answers `--version` and `--help`; every other option is an error.
 fn answer(option: &str) -> ExitCode {
     match option {
         "--version" => println!("broken-agent {}", env!("CARGO_PKG_VERSION")),
@@ -156,7 +156,8 @@ fn serve(socket: &str, control: &str, fault: &str, timeout: &str) -> io::Result<
     }
 }
 
-/// A call is its arguments, one per line, up to the end; the answer is `ok` or an error.
+/// Executes a call of the driver. The call consists of its arguments, one per line, up to the end of the stream; the
+/// answer is `ok` or an error.
 fn take_call(agent: &Agent, mut stream: UnixStream) {
     let mut text = String::new();
     if stream.read_to_string(&mut text).is_err() {
@@ -174,7 +175,7 @@ fn take_call(agent: &Agent, mut stream: UnixStream) {
         _ => Err("no such call".to_owned()),
     };
     let answer = outcome.err().unwrap_or_else(|| "ok".to_owned());
-    // The caller may have gone.
+    // The answer fails if the caller is gone.
     drop(stream.write_all(answer.as_bytes()));
 }
 

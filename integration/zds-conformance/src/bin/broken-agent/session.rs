@@ -1,4 +1,4 @@
-//! Serves one ztunnel's connection.
+//! Serves the connection of a ztunnel.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -47,7 +47,7 @@ struct Session<'a> {
     since: Instant,
     snapshot_sent: bool,
     asked: VecDeque<Asked>,
-    /// Faults that happen only once.
+    /// The faults that happen only once and have happened.
     done: BTreeSet<&'static str>,
 }
 
@@ -100,7 +100,7 @@ impl Session<'_> {
         state.sessions.insert(self.id, BTreeMap::new());
     }
 
-    /// Returns `None` at the end.
+    /// Handles the next event; returns `None` at the end of the connection.
     fn step(&mut self) -> Option<()> {
         match self.connection.receive(TICK) {
             Ok(Incoming::Packet(packet)) => self.take(&packet.bytes)?,
@@ -200,7 +200,7 @@ impl Session<'_> {
         }
     }
 
-    /// Sends the next due request, if any.
+    /// Sends the next request that is due, if there is one.
     fn send_next(&mut self) -> Option<()> {
         let Some((about, payload)) = self.next() else {
             return Some(());
@@ -298,7 +298,7 @@ impl Session<'_> {
         self.asked.iter().any(same)
     }
 
-    /// Returns the first pod whose state in this ztunnel is not the desired one.
+    /// Returns the change for the first pod whose state in this ztunnel is not the desired state.
     fn change(&self, state: &State) -> Option<(About, Payload)> {
         let nothing = BTreeMap::new();
         let states = state.sessions.get(&self.id).unwrap_or(&nothing);
@@ -375,7 +375,7 @@ impl Session<'_> {
     }
 }
 
-/// Loses the change: the ztunnel's Add changes nothing.
+/// Implements the fault that loses a change: the ztunnel's Add changes nothing.
 fn same_as_before(wanted: &Wanted, session: &Session<'_>) -> Wanted {
     let mut same = wanted.clone();
     if session.is("netns-change-ignored") {

@@ -1,4 +1,4 @@
-//! The desired state, and each ztunnel's.
+//! The desired state, and the state of each ztunnel.
 
 use std::{
     collections::BTreeMap,
@@ -15,9 +15,9 @@ use zds_conformance::wire::{MAX_REQUEST_BYTES, encode};
 #[derive(Clone)]
 pub(crate) struct Wanted {
     pub(crate) add: AddWorkload,
-    /// The descriptor with its identity.
+    /// The descriptor of the netns with its identity.
     pub(crate) netns: Option<(Arc<File>, (u64, u64))>,
-    /// Changes with every call about the pod.
+    /// The version, which changes with every call about the pod.
     pub(crate) version: u64,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct State {
     pub(crate) seeded: bool,
     pub(crate) wanted: BTreeMap<String, Wanted>,
     pub(crate) sessions: BTreeMap<u64, BTreeMap<String, PodState>>,
-    /// The session with a request in flight, which one fault reads.
+    /// The session with a request in flight, which one of the faults reads.
     pub(crate) busy: Option<u64>,
     pub(crate) removed: BTreeMap<String, Wanted>,
     pub(crate) leaked: Vec<File>,
@@ -96,7 +96,7 @@ impl Agent {
         }
     }
 
-    /// Returns when a ztunnel serves the workload; otherwise restores the previous set.
+    /// Adds a workload, and returns when a ztunnel serves the workload; otherwise restores the previous set.
     pub(crate) fn add(&self, line: &str, seconds: f64) -> Result<(), String> {
         let wanted = self.parse(line)?;
         let (uid, version) = (wanted.add.uid.clone(), wanted.version);

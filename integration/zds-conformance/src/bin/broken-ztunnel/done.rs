@@ -1,14 +1,14 @@
-//! The outcome of a request.
+//! The outcomes of a request.
 
 pub(crate) enum Done {
     Ack,
-    /// Refused; the connection stays.
+    /// The request is refused, and the connection stays.
     StartFailure(String),
-    /// Refused; the connection ends.
+    /// The request is refused, and the connection ends.
     ReadError(String),
-    /// Refused; the process ends.
+    /// The request is refused, and the process ends.
     ProtocolError(String),
-    /// No answer is sent.
+    /// The ztunnel sends no answer.
     Mute,
     Exit,
 }

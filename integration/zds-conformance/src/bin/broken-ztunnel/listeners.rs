@@ -2,7 +2,7 @@ use std::{io, net::TcpListener};
 
 use socket2::{Domain, Socket, Type};
 
-/// Opens all listeners, or none.
+/// Opens listeners on all ports, or none.
 pub(crate) fn listen(ports: &[u16]) -> io::Result<Vec<TcpListener>> {
     ports.iter().map(|port| listen_on(*port)).collect()
 }

@@ -1,4 +1,4 @@
-//! A ztunnel with one fault, to test the kit. It serves no traffic.
+//! A ztunnel with a single fault, to test the kit. The program serves no traffic.
 #![expect(
     clippy::print_stderr,
     clippy::print_stdout,
@@ -14,7 +14,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use ztunnel::Ztunnel;
 
-/// Every fault, by its name on the command line.
+/// The names of all faults, as on the command line.
 const FAULTS: &[&str] = &[
     "none",
     "no-hello",

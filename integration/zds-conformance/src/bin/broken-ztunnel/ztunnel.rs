@@ -1,4 +1,4 @@
-//! The ztunnel's behavior, correct except for its fault.
+//! The behavior of the ztunnel, which is correct except for its fault.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -84,7 +84,7 @@ impl Ztunnel {
         }
     }
 
-    /// Returns the exit code if this connection is the last.
+    /// Serves a connection; returns the exit code if the process must end after this connection.
     fn converse(&mut self, connection: &Connection) -> io::Result<Option<u8>> {
         if !self.is("names-outlive-the-connection") {
             self.named.clear();
@@ -135,12 +135,13 @@ impl Ztunnel {
             "wrong-version" => b"\x08\x02",
             _ => HELLO,
         };
-        // The next call notices a closed connection.
+        // An error is ignored, because the next call notices a closed connection.
         drop(connection.send(hello, &[]));
         Ok(())
     }
 
-    /// Returns `None` if the connection continues, else the exit code if the process ends too.
+    /// Answers a packet. Returns `None` if the connection continues, and otherwise the exit code if the process ends,
+    /// too.
     fn answer(
         &mut self,
         connection: &Connection,
@@ -186,7 +187,7 @@ impl Ztunnel {
                 send(bytes);
             }
             "acks-out-of-order" if bytes != ACK => {
-                // The next answer goes first.
+                // The fault sends the next answer before this one.
                 self.held_back = Some(bytes.to_vec());
             }
             _ => {
@@ -281,7 +282,7 @@ impl Ztunnel {
 
     fn start(&mut self, uid: &str, netns: File, identity: (u64, u64)) -> Done {
         if self.is("ack-before-listening") {
-            // Too late for an agent that checks when answered.
+            // The fault opens the listeners later, which is too late for an agent that checks when answered.
             self.pending.insert(uid.to_owned(), netns);
             self.retry_at = Instant::now() + Duration::from_millis(50);
             return Done::Ack;
@@ -327,7 +328,7 @@ impl Ztunnel {
             setns(&opened, CloneFlags::CLONE_NEWNET)?;
             let all = listen(ports);
             if all.is_err() && inside {
-                // These two listeners stay for ever.
+                // The fault leaves two listeners open for ever.
                 listen(&[15001, 15006])?
                     .into_iter()
                     .for_each(std::mem::forget);
