@@ -1,4 +1,4 @@
-//! Defines cases and their results.
+//! Defines cases, their results, and the checks that end a case early.
 
 use std::io;
 
@@ -7,30 +7,24 @@ pub struct Case<B> {
     pub name: &'static str,
     /// The checked behavior in one sentence.
     pub about: &'static str,
-    /// The rules of the contract that the case covers.
+    /// The rules of the contract covered by the case.
     pub rules: &'static [&'static str],
-    /// The function that runs the case on a bench of its own.
+    /// Runs the case on a bench of its own.
     pub run: fn(&mut B) -> Outcome,
 }
 
-/// The result of a case, or of one of its steps.
+/// The result of a case, or of a step in a case.
 pub type Outcome<T = ()> = Result<T, Stop>;
 
 /// The reason why a case stopped early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stop {
-    /// The peer broke the contract.
     #[error("expected {expected}; seen: {seen}")]
-    Failed {
-        /// The behavior that the contract requires.
-        expected: String,
-        /// The behavior that was observed.
-        seen: String,
-    },
+    Failed { expected: String, seen: String },
     /// The case does not apply to this peer or run.
     #[error("{0}")]
     Skipped(String),
-    /// The kit itself could not continue.
+    /// The kit itself could not continue, which proves nothing about the peer.
     #[error("{0}")]
     Broken(String),
 }

@@ -1,8 +1,8 @@
 //! Checks that a ztunnel, or an agent, keeps the contract of ZDS (`proto/istio/workload/zds/README.md`).
 //!
-//! To test a ztunnel, the kit plays the agent ([`ztunnel`]); to test an agent, the kit plays ztunnels ([`agent`]). Both
-//! have lists of cases ([`case`]). A case communicates over real sockets ([`wire`]) about real network namespaces
-//! ([`netns`]), and stops at the first deviation. Every wait has a deadline.
+//! To test a ztunnel, the kit plays the agent ([`ztunnel`]); to test an agent, the kit plays ztunnels ([`agent`]); both
+//! modules have lists of cases ([`case`]). A case communicates over real sockets ([`wire`]) about real network
+//! namespaces ([`netns`]), waits nowhere without a deadline, and stops at the first deviation.
 
 pub mod agent;
 pub mod case;

@@ -1,5 +1,5 @@
-//! Network namespaces that stand for pods. The kit itself enters none: each namespace has a thread that was moved into
-//! it at creation and stays there.
+//! Network namespaces, which stand for pods. The kit itself enters no namespace: at creation, a thread was moved into
+//! each, and stays there.
 
 use std::{
     fs::{self, File},
@@ -38,7 +38,7 @@ pub struct Listening {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A network namespace, which lives as long as this value and other descriptors.
+/// A network namespace, alive as long as this value or another descriptor.
 #[derive(Debug)]
 pub struct Netns {
     file: File,
@@ -47,7 +47,7 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Creates a netns whose loopback interface is up. Fails without root.
+    /// Creates a netns whose loopback interface is up, which fails without root.
     pub fn make() -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (made, making) = mpsc::channel();
@@ -55,7 +55,6 @@ impl Netns {
         thread.spawn(move || {
             let outcome = move_out();
             let inside = outcome.is_ok();
-            // The creator waits for the outcome.
             drop(made.send(outcome));
             if inside {
                 queue.into_iter().for_each(|job| job());
@@ -87,7 +86,7 @@ impl Netns {
         Ok((metadata.dev(), metadata.ino()))
     }
 
-    /// Returns a path of the netns, which another process can open while this value lives.
+    /// Returns a path by which other processes can open the netns while this value lives.
     pub fn path(&self) -> PathBuf {
         self.thread.join("ns/net")
     }
@@ -103,7 +102,7 @@ impl Netns {
         Ok(found)
     }
 
-    /// Returns those of ztunnel's ports that have listeners, with one entry per listener.
+    /// Returns the listening ports of ztunnel, with one entry per listener.
     pub fn ports(&self) -> io::Result<Vec<u16>> {
         let ports = self.listening()?.into_iter().map(|found| found.port);
         Ok(ports.filter(|port| PORTS.contains(port)).collect())
@@ -121,7 +120,7 @@ impl Netns {
         }
     }
 
-    /// Takes the HBONE port, so that no proxy can start in this netns until the listener is dropped.
+    /// Takes the HBONE port: no proxy can start in the netns until the listener is dropped.
     pub fn take_hbone_port(&self) -> io::Result<TcpListener> {
         self.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, 15008)))
     }
@@ -139,8 +138,8 @@ fn move_out() -> io::Result<(File, PathBuf)> {
     Ok((file, thread.into()))
 }
 
-/// Sets the loopback interface up, by `RTM_NEWLINK` for interface 1 with `IFF_UP` (rtnetlink(7)). Otherwise the pod has
-/// no 127.0.0.1.
+/// Sets the loopback interface up, by `RTM_NEWLINK` for interface 1 with `IFF_UP` (rtnetlink(7)), because a pod
+/// otherwise has no 127.0.0.1.
 fn set_loopback_up() -> io::Result<()> {
     let netlink = socket(
         AddressFamily::Netlink,

@@ -13,7 +13,7 @@ pub struct Options {
     /// The names of the cases to run; all cases if empty.
     pub cases: Vec<String>,
     pub list: bool,
-    /// The time limit for everything that must happen.
+    /// The time limit for each expected event.
     pub deadline: Duration,
     pub storm: usize,
     /// The command line of the peer; empty if the peer is already running.

@@ -22,19 +22,19 @@ use nix::{
 
 use crate::netns::Netns;
 
-/// The time that a process has between SIGTERM and SIGKILL.
+/// The time between SIGTERM and SIGKILL for a process.
 const GRACE: Duration = Duration::from_secs(2);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The process group of the running peer, which a signal that ends the kit must not leave behind.
+/// The process group of the running peer: a signal to the kit must not leave the group behind.
 static RUNNING: Mutex<Option<Pid>> = Mutex::new(None);
 
 fn running() -> MutexGuard<'static, Option<Pid>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes SIGINT and SIGTERM end the peer before this process. The call must precede the first thread.
+/// Makes SIGINT and SIGTERM end the peer before this process; the call must precede the first thread.
 pub fn end_with_us() -> io::Result<()> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGINT);
@@ -53,7 +53,7 @@ pub fn end_with_us() -> io::Result<()> {
     Ok(())
 }
 
-/// A process with a process group and a node netns of its own, which is killed on drop.
+/// A process with a group and a node netns of its own, killed on drop.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -65,10 +65,10 @@ pub struct Start<'a> {
     /// The command line, in which `{socket}` and `{dir}` are replaced in each argument.
     pub command: &'a [String],
     pub socket: &'a Path,
-    /// The environment variable that receives the path of the socket, if there is one.
+    /// The environment variable for the path of the socket, if any.
     pub variable: Option<&'a str>,
     pub directory: &'a Path,
-    /// The file to which the output is appended.
+    /// The log file, to which the output of the peer is appended.
     pub log: &'a Path,
 }
 
@@ -108,8 +108,8 @@ impl Process {
         self.child.id()
     }
 
-    /// Returns the exit status if the process has ended. The process is reaped only on drop, so that its group id is
-    /// not reused.
+    /// Returns the exit status if the process has ended. The process is reaped only on drop, because its group id must
+    /// not be reused.
     pub fn ended(&self) -> Option<String> {
         let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         match waitid(Id::Pid(self.group()?), look) {

@@ -20,7 +20,7 @@ use crate::{
     report, ztunnel,
 };
 
-/// The reason why no case could run.
+/// The reason why the kit could not run any case.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The kit cannot create a network namespace.
@@ -28,7 +28,6 @@ pub enum RunError {
         "needs root: it makes network namespaces for its pods, and this one cannot be made ({0})"
     )]
     NotRoot(io::Error),
-    /// The requested case does not exist.
     #[error("there is no case {0}: see --list")]
     NoSuchCase(String),
     /// The cases start the ztunnel, and therefore need its command line.
@@ -37,10 +36,9 @@ pub enum RunError {
     /// The cases need a driver for the agent.
     #[error("needs --inpod DIR or --driver PROGRAM: how the agent is brought to add workloads")]
     NoDriver,
-    /// For a running agent, `--socket` is required.
+    /// The kit cannot know the socket of an agent that runs already, so `--socket` is required.
     #[error("needs --socket PATH where the agent runs already")]
     NoSocket,
-    /// The driver cannot be used.
     #[error("the driver: {0}")]
     Driver(String),
     /// A directory, a socket or the report could not be written.

@@ -19,7 +19,7 @@ use zds_client::proto::{
     WorkloadResponse, workload_request::Payload, workload_response,
 };
 
-/// The hello of version 1.
+/// The hello of version 1 of the protocol, as sent by every ztunnel.
 pub const HELLO: &[u8] = b"\x08\x01";
 
 pub const ACK: &[u8] = b"\x0a\x00";
@@ -30,10 +30,10 @@ pub const MAX_REQUEST_BYTES: usize = 1024;
 /// The size of the receive buffer, which holds oversized packets as a whole: neither side sends as many bytes.
 const ROOM: usize = 256 * 1024;
 
-/// The time that the kernel has to accept a packet.
+/// The time for the kernel to accept a packet.
 const SEND: Duration = Duration::from_secs(2);
 
-/// The time within which an ended connection reports its end again.
+/// An ended connection reports its end again within this time.
 const AGAIN: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -44,10 +44,9 @@ pub struct Packet {
 
 #[derive(Debug)]
 pub enum Incoming {
-    /// A packet, possibly an empty one.
+    /// A packet, which may be empty.
     Packet(Packet),
     End,
-    /// No packet arrived in time.
     Silence,
 }
 
@@ -128,7 +127,7 @@ impl Connection {
         self.socket.shutdown(Shutdown::Write)
     }
 
-    /// Returns the pid that the other end had when it connected or listened; `None` if the pid is not visible.
+    /// Returns the pid of the other end at the time of its connect or listen; `None` if the pid is not visible.
     pub fn peer(&self) -> Option<i32> {
         let pid = self.socket.peer_cred().ok()?.pid()?;
         (pid > 0).then_some(pid)
@@ -139,7 +138,7 @@ impl Connection {
 #[repr(align(8))]
 struct Control([u8; 512]);
 
-/// Receives a packet. Returns `None` if the connection was reset, as after a close with unread data.
+/// Receives a packet, or `None` if the connection was reset, as after a close with unread data.
 async fn receive(socket: &UnixSeqpacket) -> io::Result<Option<Packet>> {
     let (mut bytes, mut control) = (vec![0; ROOM], Control([0; 512]));
     let received = socket.recv_with_ancillary(&mut bytes, &mut control.0).await;
@@ -161,7 +160,7 @@ async fn peek(socket: &UnixSeqpacket) -> io::Result<usize> {
     socket.peek(&mut [0; 1]).await.map(|info| info.bytes_read())
 }
 
-/// A listening socket, which removes its path when dropped.
+/// A listening socket; its path is removed on drop.
 #[derive(Debug)]
 pub struct Listener {
     listener: UnixSeqpacketListener,
@@ -170,7 +169,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at the path, and replaces a file that was there.
+    /// Listens at the path, and replaces an existing file.
     pub fn bind(runtime: &Handle, path: &Path) -> io::Result<Self> {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

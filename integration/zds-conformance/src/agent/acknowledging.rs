@@ -1,4 +1,4 @@
-//! A played ztunnel that acknowledges every request, on a thread of its own.
+//! A played ztunnel with a thread of its own, which acknowledges every request.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +19,7 @@ use crate::case::{Outcome, Stop, failed};
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Peer {
-    /// Answers each request after `pause`, on a thread of its own.
+    /// Answers each request after `pause`, on a separate thread.
     pub fn acknowledge_all(self, pause: Duration) -> Acknowledging {
         let complete = self.snapshot_is_over();
         let view = Arc::new(Mutex::new(View {
@@ -96,7 +96,7 @@ impl Acknowledging {
         }
     }
 
-    /// Stops the thread, and fails if it observed a violation of the contract.
+    /// Stops the thread, and fails if the thread observed a violation of the contract.
     pub fn stop(self) -> Outcome<Peer> {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.join();

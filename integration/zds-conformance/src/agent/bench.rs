@@ -1,4 +1,5 @@
-//! The bench for agents: the agent under test, a driver, and pods. An agent that the kit starts is new for every case.
+//! The bench for agents: the agent under test, a driver, and pods. An agent with a command line is started anew for
+//! every case.
 
 use std::{
     path::PathBuf,
@@ -20,10 +21,10 @@ use crate::{
     wire::Connection,
 };
 
-/// The time for which the kit watches a peer that must do nothing.
+/// The time for watching a peer in which no packet may arrive.
 pub const QUIET: Duration = Duration::from_millis(400);
 
-/// The time that the kit allows beyond the agent's own timeout.
+/// Extra time beyond the agent's own timeout.
 const SLACK: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Debug)]
@@ -33,7 +34,7 @@ pub struct Setting {
     pub socket: PathBuf,
     /// The directory for the agent's files and output.
     pub directory: PathBuf,
-    /// The time limit for everything that must happen.
+    /// The time limit for each expected event.
     pub deadline: Duration,
     /// The agent's timeout for an answer and for a hello.
     pub ack_timeout: Duration,
@@ -42,7 +43,7 @@ pub struct Setting {
     pub runtime: Handle,
 }
 
-/// The agent under test, its process and its files.
+/// The agent under test with its process and its files.
 #[derive(Debug)]
 pub struct Bench {
     setting: Setting,
@@ -51,7 +52,7 @@ pub struct Bench {
     pub notes: Vec<String>,
 }
 
-/// A pod of a case: its netns, and its description for the agent.
+/// A pod of a case, with its netns and the description for the agent.
 #[derive(Debug)]
 pub struct Pod {
     pub netns: Netns,
@@ -196,7 +197,7 @@ impl Bench {
         Adding(outcome)
     }
 
-    /// Adds a pod that a ztunnel acknowledges by itself, and fails if the add does not succeed.
+    /// Adds a pod, and fails unless the add succeeds by the answer of some played ztunnel.
     pub fn added(&self, pod: &Pod) -> Outcome {
         self.succeeds(&self.add(pod), &pod.workload.uid)
     }

@@ -1,4 +1,4 @@
-//! Defines how the kit adds and removes workloads, which every agent does in its own way.
+//! Defines how the kit adds and removes workloads; every agent has a driver of its own.
 
 use std::{path::PathBuf, sync::mpsc, time::Duration};
 
@@ -17,21 +17,21 @@ pub struct Workload {
 /// A netns by path and by identity, because agents differ in their use of both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The path of the netns, which can be opened while the kit holds the netns.
+    /// The path of the netns, valid while the kit holds the netns.
     pub path: PathBuf,
     pub device: u64,
     pub inode: u64,
 }
 
-/// The reason of a failed call, in the words of the driver.
+/// The error text of a failed call, as the driver reports the error.
 pub type Refusal = String;
 
-/// Adds and removes the workloads of an agent. Calls may come from several threads.
+/// Adds and removes the workloads of an agent, by calls that may come from several threads.
 pub trait Driver: Send + Sync + std::fmt::Debug {
     /// Waits until a new agent accepts calls, and forgets the state of the previous agent.
     fn begin(&self, within: Duration) -> Result<(), Refusal>;
 
-    /// Sends the whole set of workloads, which the agent does not know before.
+    /// Sends the whole set of workloads to an agent without a set.
     fn seed(&self, all: &[Workload]) -> Result<(), Refusal>;
 
     /// Adds or changes a workload, and returns when a ztunnel serves the workload.

@@ -1,4 +1,4 @@
-//! A driver that calls an external program.
+//! A driver that calls an external program for every change.
 //!
 //! | Called as | Must |
 //! |---|---|
@@ -7,8 +7,9 @@
 //! | `DRIVER add UID NAMESPACE NAME SERVICE_ACCOUNT NETNS` | exit with 0 when a ztunnel serves it, or with another code |
 //! | `DRIVER remove UID` | return when it is no longer in the agent's set |
 //!
-//! `NETNS` can be opened during the call and until the workload is removed; `-` is a netns that the agent must not know
-//! (only in `seed`). Errors go to standard error. A call that exceeds its limit, `ZDS_DRIVER_SECONDS`, is killed.
+//! `NETNS` can be opened during the call and until the workload is removed; `-` stands for a netns unknown to the agent
+//! (only in `seed`). The driver writes errors to standard error, and is killed when a call exceeds its limit,
+//! `ZDS_DRIVER_SECONDS`.
 
 use std::{
     io::{Read as _, Write as _},
@@ -30,7 +31,7 @@ pub struct Exec {
 }
 
 impl Exec {
-    /// Returns a driver for a program and its first arguments, which are separated by spaces.
+    /// Returns a driver for a program and its first arguments, separated by spaces.
     pub fn new(command: &str) -> Self {
         let command = command.split_whitespace().map(str::to_owned).collect();
         Self { command }
@@ -49,7 +50,8 @@ impl Exec {
             .spawn()
             .map_err(text)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A failed write is ignored: a program that ignores its input shows an error by its exit status.
+            // A failed write is ignored, because a program without interest in its input shows an error by its exit
+            // status.
             drop(stdin.write_all(input.as_bytes()));
         }
         // The extra second allows for the start and the end of the program.

@@ -133,7 +133,8 @@ impl Inpod {
     }
 }
 
-/// Returns the sandbox of a pod. A sandbox never changes its netns, so another netns means another sandbox.
+/// Returns the sandbox of a pod for its netns: a sandbox never changes its netns, so another netns means another
+/// sandbox.
 fn sandbox(uid: &str, inode: Option<u64>) -> SandboxRef {
     let container_id = match inode {
         Some(inode) => format!("{uid}-{inode}"),

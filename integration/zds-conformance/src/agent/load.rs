@@ -1,4 +1,4 @@
-//! Cases with many pods and many repetitions.
+//! Cases with many pods and many repetitions, about load and leaked descriptors.
 
 use std::{collections::BTreeSet, thread, time::Duration};
 

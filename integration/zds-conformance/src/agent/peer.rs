@@ -1,4 +1,4 @@
-//! A played ztunnel, which a case controls and which checks every packet against the general rules.
+//! A played ztunnel under the control of a case. The peer checks every packet against the general rules.
 
 use std::{
     cell::Cell,
@@ -73,7 +73,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Wraps a new connection, on which no packet was sent yet.
+    /// Wraps a new connection before the first packet.
     pub fn new(connection: Connection, deadline: Duration) -> Self {
         Self {
             connection,
@@ -212,7 +212,7 @@ impl Peer {
         }
     }
 
-    /// Waits until the agent closes the connection. Requests that the agent sends before are checked, but not answered.
+    /// Waits until the agent closes the connection, and checks earlier requests without answering them.
     pub fn ended(&self, within: Duration) -> Outcome {
         let end = Instant::now() + within;
         loop {

@@ -1,4 +1,4 @@
-//! Cases in which the ztunnel refuses a request.
+//! Cases about requests refused by the ztunnel.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -59,7 +59,7 @@ pub(super) const CASES: &[Case<Bench>] = &[
 
 const START: &str = "failure to start proxy : conformance";
 
-/// Returns the longest time that an agent may wait before it retries a refused pod.
+/// Returns the longest time before an agent retries a refused pod.
 fn retry(bench: &Bench) -> Duration {
     bench.deadline().saturating_mul(3)
 }

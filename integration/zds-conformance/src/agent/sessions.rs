@@ -56,7 +56,7 @@ fn two_ztunnels(bench: &mut Bench) -> Outcome {
     second.ack_next()?.is("Del p0")
 }
 
-/// An agent need not report a pod that came and went: only the final state counts.
+/// An agent need not report pods that came and went meanwhile, because only the final state counts.
 fn order_per_pod(bench: &mut Bench) -> Outcome {
     let (quick, pod, last) = (
         bench.live()?.acknowledge_all(Duration::ZERO),
@@ -141,7 +141,7 @@ fn change(bench: &Bench, pods: &[Pod]) -> Outcome {
 
 fn connections_are_paced(bench: &mut Bench) -> Outcome {
     const STORM: Duration = Duration::from_secs(3);
-    // The limit allows 20 connections per second after an initial burst.
+    // The limit allows 20 sessions per second after an initial burst.
     const MOST: u32 = 80;
     bench.seeded([])?;
     let begun = Instant::now();

@@ -146,7 +146,7 @@ fn each_session_is_told_everything(bench: &mut Bench) -> Outcome {
     Ok(())
 }
 
-/// A pod that was in flight when the connection ended may come after the other pods.
+/// A pod in flight at the end of the connection may come after the other pods.
 fn snapshot_that_broke_off(bench: &mut Bench) -> Outcome {
     let pods = bench.pods(3)?;
     bench.seeded(&pods)?;

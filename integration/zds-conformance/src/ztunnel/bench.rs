@@ -1,4 +1,5 @@
-//! The bench for ztunnels. Every case has a new pair: an agent that the case controls, and the ztunnel under test.
+//! The bench for ztunnels, which gives every case a new pair: a played agent under the control of the case, and the
+//! ztunnel under test.
 
 use std::{
     fs::File,
@@ -16,7 +17,7 @@ use crate::{
     wire::{self, Listener},
 };
 
-/// The time for which the kit watches a peer that must do nothing.
+/// The time for watching a peer in which no packet may arrive.
 pub const QUIET: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Debug)]
@@ -25,7 +26,7 @@ pub struct Setting {
     pub socket: PathBuf,
     /// The directory for the ztunnel's files and output.
     pub directory: PathBuf,
-    /// The time limit for everything that must happen.
+    /// The time limit for each expected event.
     pub deadline: Duration,
     pub storm: usize,
     pub runtime: Handle,

@@ -1,4 +1,4 @@
-//! Cases about packets that violate the contract.
+//! Cases about packets in violation of the contract.
 
 use std::{os::fd::BorrowedFd, time::Duration};
 
@@ -176,8 +176,7 @@ fn empty_packet(bench: &mut Bench) -> Outcome {
     session.ok(wire::snapshot_sent())
 }
 
-/// Checks a protocol error: the request is refused and the connection ends. If the process ends, too, the report only
-/// notes this.
+/// Checks a protocol error: the request is refused and the connection ends. An end of the process is only noted.
 fn protocol_error(bench: &mut Bench, name: &str, bytes: &[u8], with_descriptor: bool) -> Outcome {
     let (session, pod) = (bench.live()?, bench.pod()?);
     session.add("a", &pod)?;

@@ -93,7 +93,7 @@ fn request_of_maximum_size(bench: &mut Bench) -> Outcome {
     bench.served(&pod, &format!("after {name}")).map(drop)
 }
 
-/// Returns a UID with which an Add has exactly `bytes` bytes.
+/// Returns a UID for an Add of exactly `bytes` bytes.
 pub(super) fn uid_of_packet(bytes: usize) -> String {
     let mut uid = String::new();
     while wire::encode(wire::add(&uid)).len() < bytes {
@@ -104,7 +104,7 @@ pub(super) fn uid_of_packet(bytes: usize) -> String {
 
 fn unknown_fields(bench: &mut Bench) -> Outcome {
     let (session, pod) = (bench.live()?, bench.pod()?);
-    // The packets contain field 15 of AddWorkload and DelWorkload, which is length-delimited.
+    // The packets contain field 15 of AddWorkload and DelWorkload, a length-delimited field.
     let add = b"\x0a\x10\x0a\x01a\x12\x09\x0a\x01n\x12\x01n\x1a\x01s\x7a\x00";
     answered(&session, "an Add with an unknown field", add, Some(&pod))?;
     bench.served(&pod, "after an Add with an unknown field")?;

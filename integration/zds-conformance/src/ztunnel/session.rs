@@ -1,4 +1,4 @@
-//! The connection of a ztunnel, as its agent observes the connection.
+//! A connection of the ztunnel under test, as the agent observes the connection.
 
 use std::{
     os::fd::BorrowedFd,
@@ -29,7 +29,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Wraps a new connection, on which no packet was sent yet.
+    /// Wraps a new connection before the first packet.
     pub fn new(connection: Connection, deadline: Duration) -> Self {
         Self {
             connection,
@@ -108,7 +108,7 @@ impl Session {
         }
     }
 
-    /// Sends an Add, which the ztunnel must refuse as a pod that cannot be served.
+    /// Sends an Add, and fails unless the ztunnel refuses the pod as unservable.
     pub fn add_fails(&self, uid: &str, pod: &Netns) -> Outcome {
         let answer = self.ask(wire::add(uid), &[pod.descriptor()])?;
         answer.refused("failure to start proxy", &format!("Add {uid}"))

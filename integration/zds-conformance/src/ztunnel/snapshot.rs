@@ -57,7 +57,7 @@ pub(super) const CASES: &[Case<Bench>] = &[
     },
 ];
 
-/// A state in which pods a and b are served, and the agent has a new connection with its hello.
+/// The state after a reconnection: pods a and b are served, and the agent has a new connection with its hello.
 struct Again {
     session: Session,
     a: (Netns, Vec<Listening>),

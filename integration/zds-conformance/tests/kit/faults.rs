@@ -14,7 +14,7 @@ use crate::table::{OF_A_ZTUNNEL, OF_AN_AGENT, Row};
 /// The number of concurrent runs, which mostly wait.
 const WORKERS: usize = 4;
 
-/// Returns the faults that their cases missed.
+/// Runs the case for each fault, and returns the faults that no case has caught.
 fn missed(table: &[Row], run: impl Fn(&[&str], &str) -> Run + Sync) -> Vec<String> {
     let next = AtomicUsize::new(0);
     let work = || {

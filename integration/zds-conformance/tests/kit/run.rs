@@ -50,7 +50,7 @@ impl Run {
     }
 }
 
-/// Expects that all cases pass. The cases run in four parts at once, because they mostly wait.
+/// Expects that all cases pass, and runs the cases in four parts at once, because they mostly wait.
 #[track_caller]
 pub(crate) fn passes_every_case(peer: &str, run: impl Fn(&[&str]) -> Run + Sync) {
     let list = Run::of(&[peer, "--list"]).output;

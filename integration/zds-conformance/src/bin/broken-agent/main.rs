@@ -1,4 +1,4 @@
-//! An agent with a single fault, to test the kit. The program is also its own driver.
+//! An agent with a single fault, to test the kit; the program is also its own driver.
 #![expect(
     clippy::print_stderr,
     clippy::print_stdout,
@@ -156,8 +156,8 @@ fn serve(socket: &str, control: &str, fault: &str, timeout: &str) -> io::Result<
     }
 }
 
-/// Executes a call of the driver. The call consists of its arguments, one per line, up to the end of the stream; the
-/// answer is `ok` or an error.
+/// Executes a call of the driver, which sends its arguments, one per line, up to the end of the stream; the answer is
+/// `ok` or an error.
 fn take_call(agent: &Agent, mut stream: UnixStream) {
     let mut text = String::new();
     if stream.read_to_string(&mut text).is_err() {

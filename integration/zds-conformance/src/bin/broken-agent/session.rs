@@ -47,7 +47,7 @@ struct Session<'a> {
     since: Instant,
     snapshot_sent: bool,
     asked: VecDeque<Asked>,
-    /// The faults that happen only once and have happened.
+    /// The faults that have happened already and happen only once.
     done: BTreeSet<&'static str>,
 }
 
@@ -200,7 +200,7 @@ impl Session<'_> {
         }
     }
 
-    /// Sends the next request that is due, if there is one.
+    /// Sends the next due request, if there is any.
     fn send_next(&mut self) -> Option<()> {
         let Some((about, payload)) = self.next() else {
             return Some(());

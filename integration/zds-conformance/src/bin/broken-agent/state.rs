@@ -15,7 +15,7 @@ use zds_conformance::wire::{MAX_REQUEST_BYTES, encode};
 #[derive(Clone)]
 pub(crate) struct Wanted {
     pub(crate) add: AddWorkload,
-    /// The descriptor of the netns with its identity.
+    /// The descriptor of the netns, with device and inode.
     pub(crate) netns: Option<(Arc<File>, (u64, u64))>,
     /// The version, which changes with every call about the pod.
     pub(crate) version: u64,
@@ -40,7 +40,7 @@ pub(crate) struct State {
     pub(crate) seeded: bool,
     pub(crate) wanted: BTreeMap<String, Wanted>,
     pub(crate) sessions: BTreeMap<u64, BTreeMap<String, PodState>>,
-    /// The session with a request in flight, which one of the faults reads.
+    /// The session with a request in flight, used by a fault.
     pub(crate) busy: Option<u64>,
     pub(crate) removed: BTreeMap<String, Wanted>,
     pub(crate) leaked: Vec<File>,

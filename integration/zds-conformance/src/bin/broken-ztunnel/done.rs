@@ -1,4 +1,4 @@
-//! The outcomes of a request.
+//! The possible outcomes of a request in this ztunnel.
 
 pub(crate) enum Done {
     Ack,
@@ -8,7 +8,6 @@ pub(crate) enum Done {
     ReadError(String),
     /// The request is refused, and the process ends.
     ProtocolError(String),
-    /// The ztunnel sends no answer.
     Mute,
     Exit,
 }

@@ -1,4 +1,4 @@
-//! A ztunnel with a single fault, to test the kit. The program serves no traffic.
+//! A ztunnel with a single fault, to test the kit; the program serves no traffic.
 #![expect(
     clippy::print_stderr,
     clippy::print_stdout,

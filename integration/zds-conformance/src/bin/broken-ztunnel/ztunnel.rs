@@ -1,4 +1,4 @@
-//! The behavior of the ztunnel, which is correct except for its fault.
+//! The behavior of the ztunnel, correct except for the selected fault.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -140,7 +140,7 @@ impl Ztunnel {
         Ok(())
     }
 
-    /// Answers a packet. Returns `None` if the connection continues, and otherwise the exit code if the process ends,
+    /// Answers a packet; returns `None` if the connection continues, and otherwise the exit code if the process ends,
     /// too.
     fn answer(
         &mut self,
@@ -187,7 +187,7 @@ impl Ztunnel {
                 send(bytes);
             }
             "acks-out-of-order" if bytes != ACK => {
-                // The fault sends the next answer before this one.
+                // The fault delays this answer until after the next.
                 self.held_back = Some(bytes.to_vec());
             }
             _ => {
@@ -282,7 +282,7 @@ impl Ztunnel {
 
     fn start(&mut self, uid: &str, netns: File, identity: (u64, u64)) -> Done {
         if self.is("ack-before-listening") {
-            // The fault opens the listeners later, which is too late for an agent that checks when answered.
+            // The fault opens the listeners later, and too late for an agent with a check after the answer.
             self.pending.insert(uid.to_owned(), netns);
             self.retry_at = Instant::now() + Duration::from_millis(50);
             return Done::Ack;
