@@ -343,7 +343,7 @@ impl PluginCall<'_> {
         Ok(outcome)
     }
 
-    /// Runs all calls, [`AT_ONCE`] of them at once.
+    /// Runs all calls, `AT_ONCE` of them at the same time.
     pub fn all_succeed(calls: &[Self]) -> anyhow::Result<()> {
         for calls in calls.chunks(AT_ONCE) {
             let running = calls.iter().map(Self::start);

@@ -42,7 +42,7 @@ const COUNTS: [&str; 4] = [
     "conntrack_dumps",
 ];
 
-/// An agent counts as idle after this time with less than [`BUSY`] of work per interval: checking the listeners of one
+/// An agent counts as idle after this time with less than `BUSY` of work per interval: checking the listeners of one
 /// pod takes less, verifying pods takes more.
 const IDLE: Duration = Duration::from_millis(150);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);

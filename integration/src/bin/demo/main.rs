@@ -98,7 +98,7 @@ fn print_inpod(
     Ok(())
 }
 
-/// Prints a line of another program, wrapped at [`WIDTH`].
+/// Prints a line of another program, wrapped at `WIDTH`.
 fn print_quote(line: &str) {
     let (mut wrapped, mut column) = (String::new(), 0);
     for word in line.split_inclusive(' ') {
