@@ -48,13 +48,11 @@ pub(super) fn filters() -> [Arg; 4] {
         flag(
             "unhealthy",
             "Only pods that have a failure or were admitted unenrolled",
-        )
-        .alias("amiss"),
+        ),
         flag(
             "admitted-unenrolled",
             "Only pods that started without enrollment although they may belong to the mesh",
-        )
-        .alias("let-through"),
+        ),
     ]
 }
 
@@ -110,11 +108,5 @@ mod tests {
         assert_eq!(query.states, [PodState::Out, PodState::Enrolled]);
         assert!(query.unhealthy && query.watch && !query.admitted_unenrolled);
         assert_eq!(query.format, Format::Json);
-    }
-
-    #[test]
-    fn flags_have_their_old_names_too() {
-        assert!(parsed("inpod pods --amiss").unhealthy);
-        assert!(parsed("inpod pods --let-through").admitted_unenrolled);
     }
 }

@@ -1,4 +1,4 @@
-//! Arguments of `uninstall` and `handover`, and of their former name `leave`.
+//! Arguments of `uninstall` and `handover`.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -31,12 +31,6 @@ pub(crate) struct UninstallOptions {
     pub(crate) daemonset: String,
     pub(crate) timeout: Duration,
     pub(crate) kubeconfig: Option<PathBuf>,
-}
-
-fn mode(text: &str) -> Result<Mode, String> {
-    let modes = [Mode::Uninstall, Mode::Handover];
-    let named = modes.into_iter().find(|mode| mode.as_str() == text);
-    named.ok_or_else(|| "expected uninstall or handover".to_owned())
 }
 
 /// Accepts `90`, `90s`, `5m` or `1h`.
@@ -89,26 +83,9 @@ pub(super) fn handover() -> Command {
         .args(arguments())
 }
 
-pub(super) fn leave() -> Command {
-    Command::new("leave")
-        .hide(true)
-        .about("Same as uninstall or handover; kept for scripts that use the old name")
-        .arg(
-            Arg::new("mode")
-                .long("mode")
-                .value_name("MODE")
-                .value_parser(mode)
-                .required(true)
-                .help("uninstall or handover"),
-        )
-        .args(arguments())
-}
-
-/// Takes the mode from the subcommand, or from `--mode` for the former subcommand `leave`.
-pub(super) fn options(mode: Option<Mode>, matches: &ArgMatches) -> UninstallOptions {
-    let given = || matches.get_one("mode").copied();
+pub(super) fn options(mode: Mode, matches: &ArgMatches) -> UninstallOptions {
     UninstallOptions {
-        mode: mode.or_else(given).unwrap_or(Mode::Handover),
+        mode,
         namespace: string(matches, "namespace"),
         daemonset: string(matches, "daemonset").unwrap_or_default(),
         timeout: matches.get_one("timeout").copied().unwrap_or_default(),
@@ -131,12 +108,10 @@ mod tests {
     }
 
     #[test]
-    fn the_subcommand_or_the_mode_of_the_old_one_says_what_stays() {
+    fn uninstall_and_handover_differ_in_their_mode() {
         for (line, mode) in [
             ("inpod uninstall", Mode::Uninstall),
             ("inpod handover", Mode::Handover),
-            ("inpod leave --mode uninstall", Mode::Uninstall),
-            ("inpod leave --mode handover", Mode::Handover),
         ] {
             assert_eq!(parsed(line).mode, mode, "{line}");
         }
@@ -147,8 +122,6 @@ mod tests {
             (Some("mesh"), "inpod")
         );
         for line in [
-            "inpod leave",
-            "inpod leave --mode away",
             "inpod handover --timeout 0m",
             "inpod uninstall --mode uninstall",
         ] {
