@@ -82,7 +82,8 @@ async fn wait_while_left(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
     while let Some(how) =
         uninstall::read_leave_request(leave_file, marker).filter(|how| marker.is_set(*how))
     {
-        // The marker must last until Kubernetes deletes the pod, so the state is removed only when the process exits.
+        // The state holds the marker that keeps a restarted container from installing the plugin again. Kubernetes may
+        // restart it until the pod is deleted, so the state is removed only when the process exits.
         daemon.remove_state_on_exit(how == UninstallMode::Uninstall);
         let why = format!("inpod has left this node as requested ({how})");
         if !std::mem::replace(&mut is_logged, true) {

@@ -133,8 +133,9 @@ impl<'a> NetnsSession<'a> {
         }
     }
 
-    /// Returns the users that `tables` treat as a sidecar's proxy, as numbered in netconfig's user namespace. In
-    /// another user namespace, uids count from the namespace's root, as the kubelet maps them (`hostUsers: false`).
+    /// Returns the users that `tables` treat as a sidecar's proxy, as numbered in netconfig's user namespace. For a pod
+    /// with a user namespace of its own (`hostUsers: false`), the number is the uid in the rules plus the node's uid of
+    /// the pod's root, because the kubelet maps uids contiguously.
     pub(crate) fn proxies<'t>(&self, tables: impl IntoIterator<Item = &'t Table>) -> Proxies {
         let users = tables.into_iter().flat_map(Table::matched_users);
         Proxies::of(users.filter_map(|user| self.visit.root.checked_add(user)))

@@ -3,8 +3,8 @@
 //!
 //! In sidecar mode, the rules redirect connections of the proxy's user over `lo`, except connections to 127.0.0.1 and
 //! ::1, to the proxy's inbound port (services/docs/facts/istio-sidecar.md, 4.3, rule 10a). This program runs as the
-//! same user, connects to such an address at a port without a listener, listens where the proxy will listen, and checks
-//! whether its own connection arrives there.
+//! same user and listens on the proxy's inbound port before the proxy does. It connects to another loopback address, at
+//! a port without a listener, and checks whether the connection arrives at its own listener.
 //!
 //! [`arguments`] and [`verdict`] do no I/O, [`probe_target`] selects addresses, [`probe`] connects, and [`table`] finds
 //! the receiver if another process already listens. The program has one thread, and every wait has a timeout.

@@ -117,7 +117,7 @@ impl Admission {
             }
         });
         match decision {
-            // A session that panics may leave the shared state half changed.
+            // A panic may leave the state that all sessions share half changed, so the process aborts.
             Ok(Decision::Admit(admitted)) => {
                 connections.spawn(abort_on_panic(
                     "session",

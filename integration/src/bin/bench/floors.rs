@@ -32,7 +32,8 @@ pub(crate) struct Floors {
 }
 
 impl Floors {
-    /// Prepares the floors; the agent of `side` answers the calls.
+    /// Prepares the measurements of the floors, the least times that any agent needs. The services of `side` answer the
+    /// measured calls.
     pub(crate) fn new(side: &Side) -> anyhow::Result<Self> {
         let runtime = Runtime::new()?;
         let ztunnel = {

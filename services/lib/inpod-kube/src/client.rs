@@ -13,8 +13,8 @@ use kube::{
 /// The time in which the API server has to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest silence on a connection, longer than for an idle watch. The limit is the last resort for connections
-/// that nothing else supervises.
+/// The time without received data after which a connection counts as dead. An idle watch is silent for a shorter time.
+/// The limit is the last resort for connections that nothing else supervises.
 const READ_TIMEOUT: Duration = Duration::from_secs(90);
 
 #[derive(Debug, thiserror::Error)]

@@ -152,7 +152,7 @@ impl Decoder {
             "payload" => self.payload(data)?,
             "cmp" => self.compare(data)?,
             "bitwise" => self.bitwise(data)?,
-            // NFTA_LOOKUP_DREG.
+            // Attribute 3 is NFTA_LOOKUP_DREG: a lookup into the verdict register is a verdict map.
             "lookup" if data.number(3) == Some(VERDICT) => {
                 self.rule.effects.push(Effect::JumpToAny);
                 self.rule.is_partial = true;

@@ -1,4 +1,5 @@
-//! Removes a sandbox's addresses from the probe set when its claim ends.
+//! Removes the addresses of a pod from the set of addresses that the kubelet may probe past capture, when netconfig
+//! gives up the pod's netns.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 

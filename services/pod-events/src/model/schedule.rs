@@ -42,7 +42,7 @@ pub(super) enum Op {
         back: usize,
         timeout: u64,
     },
-    /// An ADD of the other pod names the container of the given sandbox.
+    /// An ADD of one pod wrongly carries the container id of another pod's sandbox.
     Confuse {
         back: usize,
     },

@@ -198,10 +198,10 @@ impl Task {
         self.records.extend(current);
     }
 
-    /// Returns whether an earlier sandbox has ended; until then, the sandbox stays unchanged and is checked again.
-    /// netconfig reports the end of a claimed sandbox unless another pod has taken the name. A sandbox may have lost
-    /// its claim if its enrollment or adoption was interrupted, and a sandbox with a sidecar has no claim after an
-    /// uninstall.
+    /// Returns whether a sandbox that a newer one of the same pod has replaced has ended; otherwise requests another
+    /// check. For a claimed sandbox netconfig reports the end, so nothing is checked here, unless another pod has taken
+    /// the name of the sandbox's pod. The netns is inspected for sandboxes that may have no claim: after an interrupted
+    /// enrollment or adoption, or with a sidecar after an uninstall.
     async fn has_ended(&mut self, record: &Record) -> bool {
         let inventory = self.shared.source.inventory();
         let successor = inventory

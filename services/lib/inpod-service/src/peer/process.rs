@@ -58,7 +58,7 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// Fails if the process has exited, reaped or not, or is in an invisible pid namespace.
+    /// Fails if the process has exited, even before it is reaped, or if this process's pid namespace does not show it.
     pub fn pid(&self) -> Result<i32, Refused> {
         let pid = match &self.pidfd {
             Some(pidfd) => pid_of(pidfd.as_fd())?,

@@ -10,7 +10,8 @@ use netlink_bindings::{
 use super::super::constants::decode_comment;
 use crate::rules::Tag;
 
-/// The mark of packets delivered by TPROXY, and the mark of packets from the proxy to its own application.
+/// One mark with two uses: on packets that TPROXY delivers to a sidecar's proxy, and on packets from the proxy to its
+/// application.
 const TPROXY_MARK: u32 = 0x539;
 const PROXY_MARK: u32 = 0x53a;
 

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{netlink::Batch, rules::TableFamily};
 
-/// Deletes the rules first, then the chains' contents, and the chains last, since chains refer to each other. The
-/// kernel refuses to delete a referenced chain, and refuses the whole transaction with it.
+/// Deletes single rules of chains that stay, then the contents of the chains to delete, and these chains last: their
+/// rules refer to each other, and the kernel refuses a transaction that deletes a referenced chain.
 pub(in super::super) fn push_deletions(batch: &mut Batch, leftovers: &Leftovers) {
     let Leftovers {
         tables,
