@@ -1,6 +1,7 @@
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, value_parser};
+use clap_complete::Shell;
 use inpod_proto::types::v1::PodSelector;
 
 mod binds;
@@ -21,8 +22,12 @@ use crate::{doctor::DoctorOptions, inject::InjectOptions};
 pub(crate) enum Format {
     /// Tables for people, whose layout may change between releases.
     Table,
+    /// The table of pods with more columns; other tables are the same.
+    Wide,
     /// The response in protobuf's JSON mapping, whose stability is part of the contract.
     Json,
+    /// The JSON mapping, written as YAML.
+    Yaml,
 }
 
 #[derive(Clone, Debug)]
@@ -37,6 +42,8 @@ pub(crate) enum Command {
     Bundle(BundleOptions),
     Uninstall(UninstallOptions),
     Inject(InjectOptions),
+    /// Prints the completion script of a shell.
+    Completion(String),
 }
 
 #[derive(Clone, Debug)]
@@ -85,8 +92,10 @@ fn seconds(text: &str) -> Result<Duration, String> {
 fn format(text: &str) -> Result<Format, String> {
     match text {
         "table" => Ok(Format::Table),
+        "wide" => Ok(Format::Wide),
         "json" => Ok(Format::Json),
-        _ => Err("expected table or json".to_owned()),
+        "yaml" => Ok(Format::Yaml),
+        _ => Err("expected table, wide, json or yaml".to_owned()),
     }
 }
 
@@ -116,7 +125,7 @@ fn output() -> Arg {
         .value_name("FORMAT")
         .value_parser(format)
         .default_value("table")
-        .help("table, or json: the response in protobuf's JSON mapping")
+        .help("table, wide (more columns of pods), or json or yaml: the response in protobuf's JSON mapping")
 }
 
 fn named_pod() -> Arg {
@@ -147,6 +156,10 @@ fn command() -> clap::Command {
         .arg(output());
     let status = clap::Command::new("status")
         .about("Show whether the services are ready, and their conditions");
+    let shell = Arg::new("shell").value_parser(value_parser!(Shell));
+    let completion = clap::Command::new("completion")
+        .about("Print the completion script of a shell: source <(inpod completion bash)")
+        .arg(shell.required(true));
     clap::Command::new("inpod")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Shows which pods of this node are in the mesh and why, diagnoses the node, and removes inpod from a cluster. Talks to the services over their sockets: run it on the node, as root")
@@ -175,7 +188,7 @@ fn command() -> clap::Command {
         )
         .subcommands([pods::command(), explain, binds::command(), resync, status])
         .subcommands([doctor::command(), bundle::command(), inject::command()])
-        .subcommands([uninstall::uninstall(), uninstall::handover()])
+        .subcommands([uninstall::uninstall(), uninstall::handover(), completion])
 }
 
 impl Arguments {
@@ -218,8 +231,17 @@ fn parse_command(matches: &ArgMatches) -> Command {
         Some(("uninstall", rest)) => Command::Uninstall(uninstall::options(Mode::Uninstall, rest)),
         Some(("handover", rest)) => Command::Uninstall(uninstall::options(Mode::Handover, rest)),
         Some(("inject", rest)) => Command::Inject(inject::options(rest)),
+        Some(("completion", rest)) => Command::Completion(completion_script(rest)),
         Some(_) | None => Command::Status,
     }
+}
+
+fn completion_script(matches: &ArgMatches) -> String {
+    let mut script = Vec::new();
+    if let Some(shell) = matches.get_one::<Shell>("shell").copied() {
+        clap_complete::generate(shell, &mut command(), "inpod", &mut script);
+    }
+    String::from_utf8_lossy(&script).into_owned()
 }
 
 fn format_of(matches: &ArgMatches) -> Format {
@@ -291,7 +313,7 @@ mod tests {
             ("inpod explain web", "NAMESPACE/NAME"),
             ("inpod explain shop/", "NAMESPACE/NAME"),
             ("inpod pods --state gone", "out, enrolling, enrolled"),
-            ("inpod pods -o yaml", "table or json"),
+            ("inpod pods -o xml", "table, wide, json or yaml"),
             ("inpod status --timeout 0", "at least 1"),
             ("inpod pod", "pods"),
         ] {

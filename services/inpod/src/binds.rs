@@ -9,7 +9,7 @@ use inpod_proto::podevents::v1::{ListBindsRequest, ListBindsResponse};
 use services::ServicePorts;
 
 use crate::{
-    arguments::{BindsQuery, Format},
+    arguments::BindsQuery,
     error::CommandError,
     json,
     node::{Node, POD_EVENTS},
@@ -37,9 +37,9 @@ pub(crate) async fn run(
     let mut client = node.pod_events();
     let answer = client.list_binds(node.request(request));
     let answer = node.answer(POD_EVENTS, answer).await?;
-    match query.format {
-        Format::Json => out.print_line(&json::pretty(&answer, "ListBindsResponse")?)?,
-        Format::Table => out.print_text(&render::text(&answer.pods))?,
+    match json::structured(query.format, &answer, "ListBindsResponse")? {
+        Some(text) => out.print_line(&text)?,
+        None => out.print_text(&render::text(&answer.pods))?,
     }
     let missing = missing.map(|cause| CommandError::ServicesUnknown(Box::new(cause)));
     match (verdict(&answer), missing) {

@@ -10,7 +10,9 @@ mod redact;
 mod sink;
 mod tar;
 
-use crate::{arguments::BundleOptions, error::CommandError, node::Node, out::Out};
+use std::path::Path;
+
+use crate::{arguments::BundleOptions, error::CommandError, node::Node, out::Out, print_error};
 use collect::Collector;
 
 pub(crate) async fn run(
@@ -21,5 +23,9 @@ pub(crate) async fn run(
     let mut collector = Collector::new(options)?;
     parts::all(node, options, &mut collector).await?;
     let summary = collector.finish()?;
+    if options.output == Path::new(sink::STDOUT) {
+        print_error(&format!("{summary}\n"));
+        return Ok(());
+    }
     out.print_line(&summary)
 }

@@ -15,7 +15,9 @@ pub(crate) use collect::{
     HostPaths, INSTALLER_STATE, OPTIONAL_SERVICES, QUERY_TIMEOUT, SERVICES, metrics, network_chain,
 };
 
-use crate::{arguments::Format, error::CommandError, host_fs::HostFs, node::Node, out::Out};
+use crate::{
+    arguments::Format, error::CommandError, host_fs::HostFs, json, node::Node, out, out::Out,
+};
 use check::Check;
 use codes::Verdict;
 
@@ -24,6 +26,10 @@ pub(crate) struct DoctorOptions {
     pub(crate) root: HostFs,
     pub(crate) paths: HostPaths,
     pub(crate) self_test: bool,
+    /// Leaves out checks of the node's files, which a container of inpod does not see.
+    pub(crate) services_only: bool,
+    /// Prints checks that passed, too.
+    pub(crate) verbose: bool,
 }
 
 /// Prints the report, and returns an error if a check failed.
@@ -35,8 +41,11 @@ pub(crate) async fn run(
 ) -> Result<(), CommandError> {
     let checks = evaluate(node, options).await;
     match format {
-        Format::Table => out.print_text(&report::text(&checks))?,
+        Format::Table | Format::Wide => {
+            out.print_text(&report::text(&checks, options.verbose, out::has_colour()))?;
+        }
         Format::Json => out.print_line(&report::json(&checks))?,
+        Format::Yaml => out.print_line(&json::yaml(&report::value(&checks))?)?,
     }
     let failed = checks
         .iter()
@@ -56,6 +65,12 @@ async fn evaluate(node: &Node, options: &DoctorOptions) -> Vec<Check> {
         root,
         paths,
         self_test,
+        services_only,
+        verbose: _,
     } = options;
-    checks::run(&collect::collect(root, node, paths, *self_test).await)
+    let facts = collect::collect(root, node, paths, *self_test).await;
+    match services_only {
+        true => checks::run_services(&facts),
+        false => checks::run(&facts),
+    }
 }

@@ -30,9 +30,9 @@ pub(crate) async fn run(
     let mut client = node.pod_events();
     let answer = client.explain_pod(node.request(request));
     let answer = node.answer(POD_EVENTS, answer).await?;
-    match format {
-        Format::Json => out.print_line(&json::pretty(&answer, "ExplainPodResponse")?),
-        Format::Table => out.print_text(&text(&answer, SystemTime::now())),
+    match json::structured(format, &answer, "ExplainPodResponse")? {
+        Some(json) => out.print_line(&json),
+        None => out.print_text(&text(&answer, SystemTime::now())),
     }
 }
 

@@ -1,12 +1,13 @@
-//! Prints messages in protobuf's JSON mapping, like grpcurl does.
+//! Renders messages in protobuf's JSON mapping: as JSON, like grpcurl does, or as YAML.
 
 use std::sync::LazyLock;
 
 use inpod_proto::DESCRIPTORS;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage};
+use serde::Serialize;
 
-use crate::error::CommandError;
+use crate::{arguments::Format, error::CommandError};
 
 static POOL: LazyLock<Result<DescriptorPool, String>> =
     LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).map_err(|error| error.to_string()));
@@ -30,6 +31,24 @@ fn described(message: &impl Message, name: &str) -> Result<DynamicMessage, Comma
 pub(crate) fn pretty(message: &impl Message, name: &str) -> Result<String, CommandError> {
     let message = described(message, name)?;
     serde_json::to_string_pretty(&message).map_err(|error| CommandError::Json(error.to_string()))
+}
+
+pub(crate) fn yaml(value: &impl Serialize) -> Result<String, CommandError> {
+    let text = serde_saphyr::to_string(value);
+    text.map_err(|error| CommandError::Json(error.to_string()))
+}
+
+/// Returns `None` if the format is a table, which each command renders in its own way.
+pub(crate) fn structured(
+    format: Format,
+    message: &impl Message,
+    name: &str,
+) -> Result<Option<String>, CommandError> {
+    match format {
+        Format::Table | Format::Wide => Ok(None),
+        Format::Json => pretty(message, name).map(Some),
+        Format::Yaml => yaml(&described(message, name)?).map(Some),
+    }
 }
 
 pub(crate) fn line(message: &impl Message, name: &str) -> Result<String, CommandError> {

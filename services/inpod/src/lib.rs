@@ -74,6 +74,7 @@ fn run(arguments: &Arguments) -> Result<(), CommandError> {
             Command::Bundle(options) => bundle::run(&node, options, &mut out).await,
             Command::Uninstall(options) => uninstall::run(options, &mut out).await,
             Command::Inject(options) => inject::run(options, &mut out),
+            Command::Completion(script) => out.print_text(script),
         }
     })
 }

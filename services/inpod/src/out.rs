@@ -1,4 +1,7 @@
-use std::io::{self, BufWriter, StdoutLock, Write};
+use std::{
+    env,
+    io::{self, BufWriter, IsTerminal as _, StdoutLock, Write},
+};
 
 use crate::error::CommandError;
 
@@ -10,6 +13,12 @@ impl Out {
     pub(crate) fn stdout() -> Self {
         Self(BufWriter::new(io::stdout().lock()))
     }
+}
+
+/// Returns whether standard output shows colours: a terminal that NO_COLOR (no-color.org) does not restrict.
+pub(crate) fn has_colour() -> bool {
+    let forbidden = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    io::stdout().is_terminal() && !forbidden
 }
 
 impl<W: Write> Out<W> {

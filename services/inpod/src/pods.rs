@@ -18,7 +18,7 @@ use crate::{
     time,
 };
 
-const HEADER: [&str; 8] = [
+const WIDE_HEADER: [&str; 11] = [
     "NAMESPACE",
     "NAME",
     "STATE",
@@ -27,6 +27,9 @@ const HEADER: [&str; 8] = [
     "SINCE",
     "NEXT",
     "UNHEALTHY",
+    "UID",
+    "NETWORK",
+    "CONTAINER",
 ];
 
 pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), CommandError> {
@@ -40,9 +43,9 @@ pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<
     let mut client = node.pod_events();
     let answer = client.list_pods(node.request(request));
     let answer = node.answer(POD_EVENTS, answer).await?;
-    match query.format {
-        Format::Json => out.print_line(&json::pretty(&answer, "ListPodsResponse")?),
-        Format::Table => out.print_text(&table(&answer.pods)),
+    match json::structured(query.format, &answer, "ListPodsResponse")? {
+        Some(text) => out.print_line(&text),
+        None => out.print_text(&table(&answer.pods, query.format)),
     }
 }
 
@@ -54,19 +57,23 @@ pub(crate) fn selector(query: &PodQuery) -> Option<PodSelector> {
     })
 }
 
-pub(crate) fn table(pods: &[PodSummary]) -> String {
-    let mut table = empty();
+pub(crate) fn table(pods: &[PodSummary], format: Format) -> String {
+    let mut table = empty(format);
     let now = SystemTime::now();
     pods.iter().for_each(|pod| table.push(row(pod, now)));
     table.take()
 }
 
-pub(crate) fn empty() -> Table {
-    Table::new(&HEADER)
+pub(crate) fn empty(format: Format) -> Table {
+    match (format, WIDE_HEADER.split_last_chunk::<3>()) {
+        (Format::Table | Format::Json | Format::Yaml, Some((header, _))) => Table::new(header),
+        (Format::Wide, _) | (_, None) => Table::new(&WIDE_HEADER),
+    }
 }
 
 pub(crate) fn row(pod: &PodSummary, now: SystemTime) -> Vec<String> {
     let who = pod.pod.clone().unwrap_or_default();
+    let sandbox = pod.sandbox.clone().unwrap_or_default();
     vec![
         who.namespace,
         who.name,
@@ -76,6 +83,9 @@ pub(crate) fn row(pod: &PodSummary, now: SystemTime) -> Vec<String> {
         time::age(pod.since, now),
         time::ahead(pod.next_attempt_at, now),
         unhealthy(pod),
+        who.uid,
+        sandbox.network_name,
+        sandbox.container_id,
     ]
 }
 
@@ -120,16 +130,15 @@ mod tests {
             ..PodSummary::default()
         };
         assert_eq!(
-            table(&[web, db]),
+            table(&[web, db], Format::Table),
             "NAMESPACE  NAME   STATE     DESIRED  REASON              SINCE  NEXT  UNHEALTHY
 \
              shop       web-0  enrolled  ambient  LABEL_ON_NAMESPACE  -      -     -\n\
              shop       db     out       unknown  SOURCE_UNAVAILABLE  -      -     admitted unenrolled, SOURCE_UNAVAILABLE\n"
         );
         assert_eq!(
-            table(&[]),
-            "NAMESPACE  NAME  STATE  DESIRED  REASON  SINCE  NEXT  UNHEALTHY
-"
+            table(&[], Format::Wide),
+            "NAMESPACE  NAME  STATE  DESIRED  REASON  SINCE  NEXT  UNHEALTHY  UID  NETWORK  CONTAINER\n"
         );
     }
 }

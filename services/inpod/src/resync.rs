@@ -22,8 +22,8 @@ pub(crate) async fn run(
     let mut client = node.pod_events();
     let answer = client.resync(node.request(request));
     let answer = node.answer(POD_EVENTS, answer).await?;
-    match format {
-        Format::Json => out.print_line(&json::pretty(&answer, "ResyncResponse")?),
-        Format::Table => out.print_text(&pods::table(&answer.pods)),
+    match json::structured(format, &answer, "ResyncResponse")? {
+        Some(text) => out.print_line(&text),
+        None => out.print_text(&pods::table(&answer.pods, format)),
     }
 }

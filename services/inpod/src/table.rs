@@ -19,9 +19,11 @@ impl Table {
         table
     }
 
-    /// Adds a row. Control characters are escaped, and an empty cell becomes a dash.
+    /// Adds a row of as many cells as the header has. Control characters are escaped, and an empty or missing cell
+    /// becomes a dash.
     pub(crate) fn push(&mut self, row: impl IntoIterator<Item = String>) {
-        let row: Vec<_> = row.into_iter().map(|cell| shown(&cell)).collect();
+        let mut row: Vec<_> = row.into_iter().map(|cell| shown(&cell)).collect();
+        row.resize(self.widths.len(), shown(""));
         for (width, cell) in zip(&mut self.widths, &row) {
             *width = (*width).max(cell.chars().count());
         }

@@ -74,7 +74,7 @@ impl<'a> Screen<'a> {
     fn new(query: &'a PodQuery) -> Self {
         Self {
             query,
-            table: pods::empty(),
+            table: pods::empty(query.format),
             complete: false,
             shown: BTreeSet::new(),
         }
@@ -88,10 +88,14 @@ impl<'a> Screen<'a> {
         if !self.matches(response) {
             return Ok(());
         }
+        const NAME: &str = "WatchEnrollmentsResponse";
         if self.query.format == Format::Json {
-            return out.print_line(&json::line(response, "WatchEnrollmentsResponse")?);
+            return out.print_line(&json::line(response, NAME)?);
         }
-        out.print_text(&self.lines(response))
+        match json::structured(self.query.format, response, NAME)? {
+            Some(text) => out.print_line(&format!("---\n{text}")),
+            None => out.print_text(&self.lines(response)),
+        }
     }
 
     fn matches(&mut self, response: &WatchEnrollmentsResponse) -> bool {
@@ -115,7 +119,7 @@ impl<'a> Screen<'a> {
         match &response.event {
             Some(Event::Pod(pod)) => self.table.push(pods::row(pod, SystemTime::now())),
             Some(Event::Gone(pod)) => {
-                let cells = [&pod.namespace, &pod.name, "gone", "", "", "", "", ""];
+                let cells = [&pod.namespace, &pod.name, "gone"];
                 self.table.push(cells.map(str::to_owned));
             }
             Some(Event::StateComplete(_)) => self.complete = true,

@@ -8,7 +8,7 @@ use crate::doctor::DoctorOptions;
 #[derive(Clone, Debug)]
 pub(crate) struct BundleOptions {
     pub(crate) doctor: DoctorOptions,
-    /// The file to write, if its name ends in `.tar`; otherwise the directory.
+    /// `-` for standard output, a file if its name ends in `.tar`, otherwise a directory.
     pub(crate) output: PathBuf,
     pub(crate) redact_addresses: bool,
     /// Log files to collect in addition to the logs of inpod's pods.
@@ -22,7 +22,7 @@ pub(super) fn command() -> Command {
         .args([
             path(
                 "output",
-                "File to create (must end in .tar), or a directory that does not exist yet",
+                "File to create (must end in .tar), a directory that does not exist yet, or - for standard output",
             )
             .short('o')
             .default_value("inpod-bundle.tar"),

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Returns the option for the host's root, followed by options for paths below the root as host processes see them.
-pub(super) fn host_paths() -> [Arg; 5] {
+pub(super) fn host_paths() -> [Arg; 6] {
     [
         path(
             "host-root",
@@ -34,6 +34,10 @@ pub(super) fn host_paths() -> [Arg; 5] {
         text("zds-socket", "Socket that ztunnel connects to")
             .value_name("PATH")
             .default_value("/var/run/ztunnel/ztunnel.sock"),
+        flag(
+            "services-only",
+            "Leave out checks of the node's files, which a container of inpod does not see",
+        ),
     ]
 }
 
@@ -45,7 +49,8 @@ pub(super) fn command() -> Command {
             "self-test",
             "Ask netconfig to send traffic through real rules in two temporary network namespaces; netconfig logs the request",
         ))
-        .arg(output().help("table, or json: an object with the list of checks"))
+        .arg(flag("verbose", "Also list the checks that passed").short('v'))
+        .arg(output().help("table, or json or yaml: an object with the list of checks"))
 }
 
 fn host_root(matches: &ArgMatches) -> PathBuf {
@@ -68,6 +73,8 @@ pub(super) fn options(matches: &ArgMatches) -> DoctorOptions {
             run_dir: run_dir.display().to_string(),
         },
         self_test: is_set(matches, "self-test"),
+        services_only: is_set(matches, "services-only"),
+        verbose: is_set(matches, "verbose"),
     }
 }
 

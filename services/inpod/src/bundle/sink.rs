@@ -3,7 +3,10 @@
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, BufWriter, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    os::{
+        fd::AsFd as _,
+        unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    },
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -13,6 +16,9 @@ use crate::error::CommandError;
 
 /// The directory within the archive that contains all files.
 const TOP_DIRECTORY: &str = "inpod-bundle";
+
+/// The path that stands for standard output.
+pub(super) const STDOUT: &str = "-";
 
 /// The output, which only its owner can read.
 #[derive(Debug)]
@@ -27,7 +33,8 @@ impl Sink {
     /// Creates the output, and fails if the path already exists.
     pub(super) fn new(path: &Path) -> Result<Self, CommandError> {
         let time = SystemTime::now().duration_since(UNIX_EPOCH);
-        let is_archive = path.extension().is_some_and(|extension| extension == "tar");
+        let is_tar = path.extension().is_some_and(|extension| extension == "tar");
+        let is_archive = is_tar || path == Path::new(STDOUT);
         let archive = if is_archive {
             Some(BufWriter::new(create(path).map_err(at(path))?))
         } else {
@@ -80,6 +87,9 @@ fn at(path: &Path) -> impl Fn(io::Error) -> CommandError {
 }
 
 fn create(path: &Path) -> io::Result<File> {
+    if path == Path::new(STDOUT) {
+        return Ok(io::stdout().as_fd().try_clone_to_owned()?.into());
+    }
     OpenOptions::new()
         .write(true)
         .create_new(true)

@@ -1,40 +1,44 @@
 use std::fmt::Write as _;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{check::Check, codes::Verdict};
 use crate::table::{Table, clean};
 
-/// Renders the checks as text: the worst verdict comes first, and each problem is followed by its remedy.
-pub(super) fn text(checks: &[Check]) -> String {
+/// Renders the worst verdicts last, where a terminal shows them, and problems with their remedy. Checks that passed are
+/// only counted, unless `is_verbose`.
+pub(super) fn text(checks: &[Check], is_verbose: bool, has_colour: bool) -> String {
+    let of = |verdict| checks.iter().filter(move |check| check.verdict == verdict);
     let mut text = String::new();
-    for verdict in [Verdict::Failed, Verdict::Warning, Verdict::Unknown] {
-        for check in checks.iter().filter(|check| check.verdict == verdict) {
-            let name = named(check);
-            writeln!(
-                text,
-                "{:8}{name}: {}",
-                verdict.as_str(),
-                clean(&check.found)
-            )
-            .unwrap_or_default();
+    if is_verbose {
+        let mut table = Table::new(&["OK", "OF", "FOUND"]);
+        for check in of(Verdict::Ok) {
+            let name = check.code.name().to_owned();
+            table.push([name, check.subject.clone(), check.found.clone()]);
+        }
+        text = table.take() + "\n";
+    }
+    for verdict in [Verdict::Unknown, Verdict::Warning, Verdict::Failed] {
+        for check in of(verdict) {
+            let (name, found) = (named(check), clean(&check.found));
+            let verdict_shown = painted(verdict, has_colour);
+            writeln!(text, "{verdict_shown}{name}: {found}").unwrap_or_default();
             if verdict != Verdict::Unknown {
                 writeln!(text, "        What to do: {}", check.code.remedy()).unwrap_or_default();
             }
         }
     }
-    if !text.is_empty() {
-        text.push('\n');
+    text + &summary(checks)
+}
+
+/// Returns the verdict padded to its column, in the colour of a terminal (ECMA-48, SGR) if wanted.
+fn painted(verdict: Verdict, has_colour: bool) -> String {
+    let padded = format!("{:8}", verdict.as_str());
+    match verdict {
+        Verdict::Failed if has_colour => format!("\u{1b}[31m{padded}\u{1b}[0m"),
+        Verdict::Warning if has_colour => format!("\u{1b}[33m{padded}\u{1b}[0m"),
+        Verdict::Ok | Verdict::Unknown | Verdict::Warning | Verdict::Failed => padded,
     }
-    let mut table = Table::new(&["OK", "OF", "FOUND"]);
-    for check in checks.iter().filter(|check| check.verdict == Verdict::Ok) {
-        table.push([
-            check.code.name().to_owned(),
-            check.subject.clone(),
-            check.found.clone(),
-        ]);
-    }
-    text + &table.take() + "\n" + &summary(checks)
 }
 
 fn named(check: &Check) -> String {
@@ -64,6 +68,10 @@ fn summary(checks: &[Check]) -> String {
 
 /// Renders the checks as JSON, together with the version of this program.
 pub(super) fn json(checks: &[Check]) -> String {
+    format!("{:#}", value(checks))
+}
+
+pub(super) fn value(checks: &[Check]) -> Value {
     let check = |check: &Check| {
         json!({
             "code": check.code.name(),
@@ -74,14 +82,13 @@ pub(super) fn json(checks: &[Check]) -> String {
         })
     };
     let checks_shown: Vec<_> = checks.iter().map(check).collect();
-    let all = json!({
+    json!({
         "version": env!("CARGO_PKG_VERSION"),
         "failed": count(checks, Verdict::Failed),
         "warnings": count(checks, Verdict::Warning),
         "unknown": count(checks, Verdict::Unknown),
         "checks": checks_shown,
-    });
-    format!("{all:#}")
+    })
 }
 
 #[cfg(test)]
@@ -97,28 +104,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_comes_first_with_what_to_do() {
-        let text = text(&checks());
+    fn failures_come_last_with_their_remedy() {
+        let text = text(&checks(), false, false);
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(
-            lines[0],
-            "failed  SOCKET_OPEN (netconfig): its mode\\u{1b}[2J"
-        );
+        assert_eq!(lines[0], "unknown SELF_TEST_FAILED: not run");
+        let failed = "failed  SOCKET_OPEN (netconfig): its mode\\u{1b}[2J";
+        assert_eq!(lines[1], failed);
         assert!(
-            lines[1].contains("What to do: Restart the service"),
+            lines[2].contains("What to do: Restart the service"),
             "{text}"
         );
-        assert_eq!(lines[2], "unknown SELF_TEST_FAILED: not run");
+        assert_eq!(lines[3], "1 failed, 0 warnings, 1 unknown, 1 ok");
+    }
+
+    #[test]
+    fn passed_checks_and_colours_appear_on_request() {
+        let text = text(&checks(), true, true);
         assert!(text.contains("KERNEL_TOO_OLD  -   Linux 6.1"), "{text}");
         assert!(
-            text.ends_with("1 failed, 0 warnings, 1 unknown, 1 ok\n"),
+            text.contains("\u{1b}[31mfailed  \u{1b}[0mSOCKET_OPEN"),
             "{text}"
         );
     }
 
     #[test]
-    fn programs_are_told_every_check_with_its_code_and_remedy() {
-        let value: serde_json::Value = serde_json::from_str(&json(&checks())).unwrap();
+    fn json_has_every_check_with_code_and_remedy() {
+        let value: Value = serde_json::from_str(&json(&checks())).unwrap();
         assert_eq!(value["failed"], 1);
         let last = &value["checks"][2];
         assert_eq!(

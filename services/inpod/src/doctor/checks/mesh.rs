@@ -15,16 +15,14 @@ use crate::display;
 const MAX_NAMED: usize = 5;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
-    let mut checks = zds(facts);
-    checks.extend(ztunnels(facts));
+    let mut checks = ztunnels(facts);
     checks.extend(pods(facts));
     checks.extend(rules(facts));
     checks.push(findings(facts));
-    checks.push(self_test(facts));
     checks
 }
 
-fn zds(facts: &Facts) -> Vec<Check> {
+pub(super) fn zds(facts: &Facts) -> Vec<Check> {
     let zds = &facts.zds;
     let (missing, foreign) = (Code::ZdsSocketMissing, Code::ZdsSocketForeign);
     let socket = match &zds.socket {
@@ -218,7 +216,7 @@ fn findings(facts: &Facts) -> Check {
     )
 }
 
-fn self_test(facts: &Facts) -> Check {
+pub(super) fn self_test(facts: &Facts) -> Check {
     let code = Code::SelfTestFailed;
     match &facts.self_test {
         None => Check::unknown(
