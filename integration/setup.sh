@@ -209,9 +209,12 @@ need_apiserver() {
   kubernetes_program kube-apiserver KUBE_APISERVER 'about ten'
 }
 
+# kubectl, which runs deploy/kubectl-inpod.
+need_kubectl() { kubernetes_program kubectl KUBECTL 'about three'; }
+
 # Everything for a cluster of one node.
 need_kubernetes() {
-  need_apiserver && need_runtimes && need_commands strip:binutils pgrep:procps
+  need_apiserver && need_kubectl && need_runtimes && need_commands strip:binutils pgrep:procps
   need_helm
   kubernetes_program kube-controller-manager KUBE_CONTROLLER_MANAGER 'a few'
   kubernetes_program kube-scheduler KUBE_SCHEDULER 'a few'

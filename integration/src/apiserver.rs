@@ -32,7 +32,8 @@ use crate::{
     process::succeeded,
     run,
 };
-use process::{enter, etcd, spawn, tool};
+pub use process::tool;
+use process::{enter, etcd, spawn};
 
 /// The time for a start, also on a busy machine.
 const START: Duration = Duration::from_secs(120);

@@ -8,7 +8,7 @@ mod machine;
 mod traffic;
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     process::Child,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -151,9 +151,13 @@ impl Cluster {
     /// Runs `inpod` as a user with every right at the API server, outside any node.
     pub fn person(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let mut command = enter(self.server.netns(), &bin("inpod")?);
-        let kubeconfig = self.server.file("admin.kubeconfig");
-        command.args(arguments).arg("--kubeconfig").arg(kubeconfig);
-        succeeded("inpod", &command.output()?)
+        command.args(arguments).arg("--kubeconfig");
+        succeeded("inpod", &command.arg(self.kubeconfig()).output()?)
+    }
+
+    /// Returns the configuration of a user with every right.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.server.file("admin.kubeconfig")
     }
 
     /// Returns the end of every log and the Events, which explain a failure.

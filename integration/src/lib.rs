@@ -31,7 +31,7 @@ mod verbs;
 
 pub use api::Api;
 pub use api_proxy::{Act, ApiProxy, Asked, Cut, Verb};
-pub use apiserver::ApiServer;
+pub use apiserver::{ApiServer, tool};
 pub use call::{HealthWatch, call, health, methods, refusal};
 pub use cgroups::{Cgroups, ZTUNNEL_CAPABILITIES};
 pub use command_line::answer;

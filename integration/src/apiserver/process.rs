@@ -9,7 +9,8 @@ use std::{
 use anyhow::Context as _;
 use inpod_linux::Netns;
 
-pub(crate) fn tool(variable: &str) -> anyhow::Result<PathBuf> {
+/// Returns the program that a variable of the test script names.
+pub fn tool(variable: &str) -> anyhow::Result<PathBuf> {
     let path = std::env::var_os(variable).map(PathBuf::from);
     let found = path.filter(|path| path.is_file());
     found.with_context(|| {

@@ -71,6 +71,7 @@ mod kube {
     mod binds;
     mod faults;
     mod injector;
+    mod kubectl;
     mod leave;
     mod manifests;
     mod outputs;

@@ -26,7 +26,7 @@ cniConfDir: /etc/cni/net.d
 cniNetnsDir: /var/run/netns
 chained: true
 ztunnelPods: istio-system/app=ztunnel
-terminationMessagePolicy: File
+terminationMessagePolicy: FallbackToLogsOnError
 resourceQuotas: {enabled: false}
 openshift: {privileged: false}
 metrics: {address: "127.0.0.1:15014"}

@@ -2,6 +2,8 @@
 
 use std::{
     ops::Deref,
+    path::Path,
+    process::Output,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
@@ -9,6 +11,7 @@ use anyhow::{Context as _, ensure};
 use integration::{
     TIMEOUT, bin, eventually,
     kubernetes::{Cluster, Image, LONG, VERSION, text},
+    tool,
 };
 use serde_json::Value;
 
@@ -18,13 +21,7 @@ pub(crate) const SYSTEM: &str = "inpod-system";
 pub(crate) const AGENT: &str = "app.kubernetes.io/name=inpod";
 pub(crate) const SERVICES: [&str; 4] = ["netconfig", "ztunnel-broker", "pod-events", "installer"];
 /// The images that the chart names.
-pub(crate) const SHIPPED: [&str; 5] = [
-    "netconfig",
-    "ztunnel-broker",
-    "pod-events",
-    "installer",
-    "inpod",
-];
+pub(crate) const SHIPPED: [&str; 4] = ["netconfig", "ztunnel-broker", "pod-events", "installer"];
 
 static SHARED: Mutex<Weak<Mutex<Shared>>> = Mutex::new(Weak::new());
 
@@ -100,6 +97,17 @@ impl ExclusiveCluster<'_> {
         let program = bin("inpod")?.display().to_string();
         self.machine
             .exec(&[&[program.as_str()], arguments].concat())
+    }
+
+    /// Runs `deploy/kubectl-inpod` as a person outside the node does.
+    pub(crate) fn kubectl_inpod(&self, arguments: &[&str]) -> Output {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kubectl-inpod");
+        let mut command = self.server.beside(Path::new(script));
+        command
+            .args(arguments)
+            .env("KUBECTL", tool("KUBECTL").unwrap())
+            .env("KUBECONFIG", self.kubeconfig());
+        command.output().unwrap()
     }
 
     pub(crate) fn explain(&self, namespace: &str, name: &str) -> anyhow::Result<Value> {

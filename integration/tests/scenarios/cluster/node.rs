@@ -3,7 +3,7 @@
 use integration::kubernetes::text;
 
 use crate::cluster::{
-    agent::{on_the_node, uid},
+    agent::{SYSTEM, on_the_node, uid},
     apps::plain,
 };
 
@@ -46,5 +46,33 @@ fn a_pod_runs_outside_of_the_mesh_in_a_cgroup_that_names_it_and_the_kubelets_set
             ("1", true)
         );
         cluster.remove("plain");
+    });
+}
+
+/// The script's cases of failure are in `kube::kubectl`; here kubectl, API server, kubelet and images are real.
+#[test]
+fn kubectl_inpod_asks_the_client_in_the_agents_pod() {
+    on_the_node(|cluster| {
+        let answer = |arguments: &[&str]| {
+            let output = cluster.kubectl_inpod(arguments);
+            let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success(), "{arguments:?}: {output:?}");
+            printed
+        };
+        assert!(answer(&["status"]).contains("ztunnel-broker  ready"));
+        let pods = answer(&["pods", "-n", SYSTEM]);
+        assert!(pods.contains("HOST_NETWORK"), "{pods}");
+        let agent = text(&cluster.agent(), "/metadata/name").to_owned();
+        let explained = answer(&["explain", &format!("{SYSTEM}/{agent}")]);
+        assert!(explained.contains("HOST_NETWORK"), "{explained}");
+        let doctor = answer(&["doctor"]);
+        assert!(doctor.contains(" 0 failed, "), "{doctor}");
+        let directory = tempfile::tempdir().unwrap();
+        answer(&[
+            "bundle",
+            "--output",
+            &directory.path().display().to_string(),
+        ]);
+        assert!(directory.path().join("inpod-node-1.tar").exists());
     });
 }

@@ -2,10 +2,12 @@
 
 use std::{fs, os::unix::net::UnixStream, path::Path, process::Command};
 
+use inpod_proto::Class;
 use integration::{
     Call, Cgroups, Inhabitant, Node, Pod, SERVICES, Spec, State, TIMEOUT, bin, eventually, methods,
     not_run_alone, run,
 };
+
 const UID: &str = "11111111-2222-3333-4444-555555555555";
 const OTHER: &str = "22222222-3333-4444-5555-666666666666";
 
@@ -143,6 +145,60 @@ fn containers_of_one_pod_know_each_other_under_runc_and_crun() {
             stranger.starts_with("PermissionDenied"),
             "{below}: {stranger}"
         );
+    }
+}
+
+/// `kubectl inpod` runs the client in pod-events' container, by exec: its process has the container's cgroup.
+#[test]
+fn the_client_in_the_agents_pod_reads_all_services() {
+    let cgroups = match Cgroups::new() {
+        Ok(cgroups) => cgroups,
+        Err(error) => return not_run_alone(format!("it cannot make a cgroup: {error:#}")),
+    };
+    let node = Node::new().unwrap();
+    let run_dir = node.run_dir();
+    let container = |letter: &str| as_container(&cgroups, UID, &letter.repeat(64));
+    for (service, letter) in SERVICES.iter().zip(["a", "b", "c"]) {
+        let within = container(letter);
+        let within: Vec<_> = within.iter().map(String::as_str).collect();
+        node.start_within(&within, &run_dir, service, &["--peer", "pod"])
+            .unwrap();
+    }
+    eventually("they serve", TIMEOUT, || node.api().status()).unwrap();
+    let exec = |words: &[&str]| {
+        // That of pod-events, the last of the services.
+        let within = container("c");
+        let words: Vec<_> = within
+            .iter()
+            .map(String::as_str)
+            .chain(words.iter().copied())
+            .collect();
+        run(words[0], &words[1..])
+    };
+    let (client, impostor) = (bin("inpod").unwrap(), bin("impostor").unwrap());
+    let (client, impostor) = (client.display().to_string(), impostor.display().to_string());
+    let directory = run_dir.display().to_string();
+    for verb in ["pods", "binds"] {
+        let printed = exec(&[&client, "--run-dir", &directory, verb]).unwrap();
+        assert!(printed.starts_with("NAMESPACE"), "{verb}: {printed}");
+    }
+    for service in SERVICES {
+        let socket = inpod_service::socket(&run_dir, service)
+            .display()
+            .to_string();
+        // A stream would not end.
+        let calls = methods(service).into_iter();
+        for call in calls.filter(|call| !call.contains("/Watch")) {
+            let answer = exec(&[&impostor, "call", &socket, &call]).unwrap();
+            let refused = answer.starts_with("PermissionDenied CALLER_REFUSED");
+            // A process of pod-events' container looks like pod-events itself.
+            let may_call = match inpod_proto::class_of(&call).unwrap() {
+                Class::Read => true,
+                Class::Service => service != "pod-events",
+                Class::Cni | Class::Operator => service == "pod-events",
+            };
+            assert_eq!(!refused, may_call, "{call}: {answer}");
+        }
     }
 }
 
