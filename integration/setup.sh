@@ -188,16 +188,16 @@ need_helm() {
 }
 
 # Builds a Kubernetes program in the version of integration/apiserver/go.mod and sets VARIABLE to its path.
-kubernetes_program() { # NAME VARIABLE MINUTES
+kubernetes_program() { # NAME VARIABLE MINUTES [SUFFIX]
   local version
   version=$(sed -n 's|^require k8s.io/kubernetes ||p' integration/apiserver/go.mod)
-  local program=$tools/$1-$version
+  local program=$tools/$1-$version${4:-}
   printf -v "$2" %s "$program"
   [ -x "$program" ] && return
   need_go
   say "Building $1 $version ($3 minutes on two cores, once)"
   mkdir -p "$tools"
-  "$GO" -C integration/apiserver build -trimpath -ldflags '-s -w' -o "$program.new" "k8s.io/kubernetes/cmd/$1" ||
+  "$GO" -C integration/apiserver build -trimpath -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" -o "$program.new" "k8s.io/kubernetes/cmd/$1" ||
     die "go failed to build $1"
   mv "$program.new" "$program"
 }
@@ -214,7 +214,8 @@ need_kubectl() { kubernetes_program kubectl KUBECTL 'about three'; }
 
 # Everything for a cluster of one node.
 need_kubernetes() {
-  need_apiserver && need_kubectl && need_runtimes && need_commands strip:binutils pgrep:procps
+  # helm asks this server for its version, which programs that were built before did not know.
+  need_apiserver && kubernetes_program kube-apiserver KUBE_APISERVER 'about ten' -versioned && need_kubectl && need_runtimes && need_commands strip:binutils pgrep:procps
   need_helm
   kubernetes_program kube-controller-manager KUBE_CONTROLLER_MANAGER 'a few'
   kubernetes_program kube-scheduler KUBE_SCHEDULER 'a few'

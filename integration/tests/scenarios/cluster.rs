@@ -16,3 +16,4 @@ mod restarts;
 mod sidecar;
 mod start;
 mod trace;
+mod trial;
