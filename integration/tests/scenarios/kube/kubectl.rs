@@ -162,7 +162,9 @@ fn kubectl_inpod_asks_every_node_and_names_what_does_not_run() {
         "node-dead",
         &[("pod-events", dead), ("netconfig", running())],
     );
-    let old = json!({"state": {"terminated": {"exitCode": 1, "reason": "Error", "message": "Linux 5.10 is too old"}}});
+    // A kubelet that forges a line.
+    let forged = "Error\nx;id\tp\tinpod\tpod-events\trunning";
+    let old = json!({"state": {"terminated": {"exitCode": 1, "reason": forged, "message": "Linux 5.10 is too old"}}});
     agents.pod("node-old", &[("pod-events", running()), ("netconfig", old)]);
     let other = Cluster::shared();
     other.node.stop("netconfig", Signal::SIGKILL).unwrap();
@@ -181,9 +183,9 @@ fn kubectl_inpod_asks_every_node_and_names_what_does_not_run() {
         "{printed}"
     );
     for named in [
-        "node-dead: the container pod-events of agent-node-dead does not run: waiting CrashLoopBackOff: \"back-off 40s\"; before: Error, exit code 1: \"cannot open\\nthe checkpoint\"",
+        "node-dead: the container pod-events of agent-node-dead does not run: waiting \"CrashLoopBackOff\": \"back-off 40s\"; before: \"Error\", exit code 1: \"cannot open\\nthe checkpoint\"",
         "node-dead: no answer, because pod-events does not run",
-        "node-old: the container netconfig of agent-node-old does not run: terminated Error, exit code 1: \"Linux 5.10 is too old\"",
+        "node-old: the container netconfig of agent-node-old does not run: terminated \"Error\\nx;id\\tp\\tinpod\\tpod-events\\trunning\", exit code 1: \"Linux 5.10 is too old\"",
         "node-silent: no answer within 5 s",
     ] {
         assert!(errors.contains(named), "{named}: {errors}");
