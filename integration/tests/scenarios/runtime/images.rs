@@ -144,15 +144,15 @@ fn binaries_of_another_architecture_go_into_no_image() {
     } else {
         "amd64"
     };
-    let [directory, archive] = [binaries(), out.path().join("inpod.tar")];
+    let [directory, archive] = [binaries(), out.path().join("validate.tar")];
     let arguments = [
         ["--arch".as_ref(), OsStr::new(other)],
         ["--out".as_ref(), out.path().as_os_str()],
         ["--binaries".as_ref(), directory.as_os_str()],
     ];
-    let arguments = [arguments.as_flattened(), &["inpod".as_ref()]].concat();
+    let arguments = [arguments.as_flattened(), &["validate".as_ref()]].concat();
     let error = run(build.to_str().unwrap(), &arguments).unwrap_err();
-    let expected = format!("inpod is not for {other} but for ");
+    let expected = format!("validate is not for {other} but for ");
     assert!(error.to_string().contains(&expected), "{error}");
     assert!(!archive.exists());
 }
