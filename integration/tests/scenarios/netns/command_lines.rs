@@ -2,6 +2,8 @@
 //! code 2. Needs no rights.
 
 use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
@@ -86,4 +88,44 @@ fn every_program_answers_help_and_version_and_refuses_an_unknown_option() {
         );
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A namespace of `deploy/try` whose agent has run. Deletions are written to a file.
+const KUBECTL: &str = r#"#!/bin/sh
+case "$*" in
+  *"get namespace inpod-system "*) printf 'inpod-system inpod-try' ;;
+  *"get pods "*) printf 'containerd://1' ;;
+  *delete*) echo "$*" >>"$DELETED" ;;
+esac
+"#;
+
+/// Without helm's hook, rules and plugin would stay on the nodes.
+#[test]
+fn deploy_try_removes_nothing_while_helm_or_the_cluster_fails() {
+    let directory = tempfile::tempdir().unwrap();
+    let [kubectl, deleted] = ["kubectl", "deleted"].map(|name| directory.path().join(name));
+    fs::write(&kubectl, KUBECTL).unwrap();
+    fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755)).unwrap();
+    let remove = |kubectl: &Path, helm: &str| {
+        let output = Command::new(root().join("deploy/try"))
+            .args(["current", "--context", "x", "--remove"])
+            .env("KUBECTL", kubectl)
+            .env("HELM", helm)
+            .env("DELETED", &deleted)
+            .output();
+        output.unwrap()
+    };
+    for (kubectl, helm, cause) in [
+        (Path::new("false"), "true", "does not answer"),
+        (&*kubectl, "false", "helm cannot list the releases"),
+    ] {
+        let output = remove(kubectl, helm);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(errors.contains(cause), "{errors}");
+        assert!(!deleted.exists(), "{output:?}");
+    }
+    // The control: helm answers, and the namespace goes.
+    assert!(remove(&kubectl, "true").status.success());
+    assert!(deleted.exists());
 }
