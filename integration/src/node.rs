@@ -96,11 +96,15 @@ impl Node {
         Ok(node)
     }
 
-    /// Creates a node and starts all services; returns when ztunnel is up to date.
+    /// Creates a node and starts all services; returns when ztunnel is up to date and every service is ready.
     pub fn running() -> anyhow::Result<Self> {
         let node = Self::new()?;
         node.start_all()?;
         node.ready()?;
+        // netconfig serves before its preflight has ended, so pod-events can be ready first.
+        SERVICES
+            .iter()
+            .try_for_each(|service| node.healthy(service))?;
         Ok(node)
     }
 

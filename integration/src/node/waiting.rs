@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use inpod_proto::podevents::v1::{ExplainPodResponse, PodState};
+use tonic_health::pb::health_check_response::ServingStatus;
 
 use super::Node;
-use crate::{Spec, TIMEOUT, eventually};
+use crate::{Spec, TIMEOUT, eventually, health};
 
 impl Node {
     /// Waits until the agent serves ADD and a ztunnel is up to date.
@@ -27,6 +28,16 @@ impl Node {
                 anyhow::Ok(())
             },
         )
+    }
+
+    /// Waits until a service reports that it is ready.
+    pub fn healthy(&self, service: &str) -> anyhow::Result<()> {
+        let socket = inpod_service::socket(&self.run_dir(), service);
+        eventually(&format!("{service} is ready"), TIMEOUT, || {
+            let status = health(&socket, "")?;
+            ensure!(status == ServingStatus::Serving, "{status:?}");
+            anyhow::Ok(())
+        })
     }
 
     pub fn explain(&self, spec: &Spec) -> anyhow::Result<ExplainPodResponse> {

@@ -50,17 +50,8 @@ fn without_ztunnel(settings: &[&str]) -> anyhow::Result<Node> {
     node.start("netconfig")?;
     node.start("ztunnel-broker")?;
     node.start_with("pod-events", &[&["--peer", "uid"], settings].concat())?;
-    until_serving(&node)?;
+    node.healthy("pod-events")?;
     Ok(node)
-}
-
-fn until_serving(node: &Node) -> anyhow::Result<()> {
-    let socket = inpod_service::socket(&node.run_dir(), "pod-events");
-    eventually("pod-events is ready", TIMEOUT, || {
-        let reported = health(&socket, "")?;
-        ensure!(reported == ServingStatus::Serving, "{reported:?}");
-        Ok(())
-    })
 }
 
 /// The ADD waits for a ztunnel.
@@ -143,7 +134,7 @@ fn a_port_that_is_taken_keeps_no_pod_from_starting_and_is_served_when_it_is_free
         .iter()
         .for_each(|service| node.start(service).unwrap());
     node.start_ztunnel(&[]).unwrap();
-    until_serving(&node).unwrap();
+    node.healthy("pod-events").unwrap();
     let status = node.api().status().unwrap();
     let reported = status
         .conditions
@@ -320,7 +311,7 @@ fn it_is_ready_when_an_add_could_be_served_and_alive_before() {
 
     node.start("netconfig").unwrap();
     node.start("ztunnel-broker").unwrap();
-    until_serving(&node).unwrap();
+    node.healthy("pod-events").unwrap();
     probe(&node, "pod-events", "--check").unwrap();
     let text = scrape(&node, "pod-events").unwrap();
     let ztunnel = "inpod_pod_events_condition{name=\"ztunnel\"}";
