@@ -81,19 +81,22 @@ fn a_missing_directory_is_reported_with_the_setting_and_taken_when_it_comes() {
 fn a_read_only_directory_is_reported_with_the_platform_and_one_with_the_plugin_in_it_will_do() {
     guard().unwrap();
     let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
-    let dir = host.path("opt/cni/bin").display().to_string();
-    run(
-        "mount",
-        &["-t", "tmpfs", "-o", "size=1m,mode=0755", "tmpfs", &dir],
-    )
-    .unwrap();
-    run("mount", &["-o", "remount,ro", &dir]).unwrap();
+    let [dir, filled] = ["opt/cni/bin", "filled"].map(|name| host.path(name));
+    fs::create_dir(&filled).unwrap();
+    let [at, filled_at] = [&dir, &filled].map(|dir| dir.display().to_string());
+    let options = "size=64m,mode=0755";
+    for at in [&at, &filled_at] {
+        run("mount", &["-t", "tmpfs", "-o", options, "tmpfs", at]).unwrap();
+    }
+    install_program(&host.path("image/inpod-cni"), &filled.join("inpod-cni")).unwrap();
+    for at in [&at, &filled_at] {
+        run("mount", &["-o", "remount,ro", at]).unwrap();
+    }
     host.start(&[]);
     host.until_logged("read-only file system: set bin_dir");
     assert!(!host.is_ready() && host.read("02-inpod.conflist").is_none());
-    run("mount", &["-o", "remount,rw", &dir]).unwrap();
-    install_program(&host.path("image/inpod-cni"), &host.installed()).unwrap();
-    run("mount", &["-o", "remount,ro", &dir]).unwrap();
+    // The installer never sees a directory that it may write to.
+    run("mount", &["--bind", &filled_at, &at]).unwrap();
     host.until_ready();
     host.stop(Signal::SIGTERM);
     // A binary from before inpod stays after uninstall.
@@ -104,5 +107,7 @@ fn a_read_only_directory_is_reported_with_the_platform_and_one_with_the_plugin_i
         String::from_utf8_lossy(&left.stderr)
     );
     assert!(host.installed().exists() && host.read("02-inpod.conflist").is_none());
-    run("umount", &["--lazy", &dir]).unwrap();
+    for at in [&at, &at, &filled_at] {
+        run("umount", &["--lazy", at]).unwrap();
+    }
 }

@@ -284,7 +284,7 @@ impl Ztunnel {
         if self.is("ack-before-listening") {
             // The fault opens the listeners later, and too late for an agent with a check after the answer.
             self.pending.insert(uid.to_owned(), netns);
-            self.retry_at = Instant::now() + Duration::from_millis(50);
+            self.retry_at = Instant::now() + Duration::from_secs(2);
             return Done::Ack;
         }
         match self.open(&netns) {
