@@ -44,6 +44,7 @@ mod netns {
     mod selectors;
     mod settings;
     mod sidecars;
+    mod taken_over;
     mod traffic;
     mod upgrade;
     mod validation;

@@ -53,6 +53,7 @@ pub fn main(command_line: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    inpod_service::deny_access_by_neighbors().map_err(CommandError::Runtime)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

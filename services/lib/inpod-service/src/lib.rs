@@ -219,6 +219,17 @@ where
     }
 }
 
+/// Closes `/proc/<pid>/{root,mem,fd,environ}` and ptrace of this process to other processes of its user without
+/// CAP_SYS_PTRACE: all containers of the agent run as uid 0 and see each other's processes. The kernel then writes no core
+/// dump either. `/proc/<pid>/{cgroup,status}`, by which peers are identified, stay readable.
+///
+/// # Errors
+///
+/// Fails if the kernel refuses the call, of which no case is known (prctl(2)).
+pub fn deny_access_by_neighbors() -> io::Result<()> {
+    Ok(nix::sys::prctl::set_dumpable(false)?)
+}
+
 /// Returns 2 for a wrong command line, and 1 for any other error.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref() {
@@ -233,6 +244,7 @@ where
     F: FnOnce(C, Daemon) -> Fut,
     Fut: Future<Output = anyhow::Result<()>>,
 {
+    deny_access_by_neighbors()?;
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let loaded = match config::load(service, &arguments, std::env::vars_os())? {
         Command::PrintHelp(text) => return Ok(write!(io::stdout(), "{text}")?),
