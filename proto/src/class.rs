@@ -28,6 +28,19 @@ pub fn class_of(path: &str) -> Option<Class> {
     }
 }
 
+/// Returns the maximum size of an RPC's request with its five bytes of framing, or `None` if the RPC receives a stream
+/// of requests.
+pub fn max_request_bytes(path: &str) -> Option<usize> {
+    match path {
+        // These requests list pods of the node or Services of the cluster.
+        "/inpod.podevents.v1.PodEventsService/CollectGarbage"
+        | "/inpod.podevents.v1.PodEventsService/ListBinds"
+        | "/inpod.ztunnelbroker.v1.ZtunnelBrokerService/SetWorkloads" => Some(4 << 20),
+        _ if path.starts_with("/grpc.reflection.") => None,
+        _ => Some(64 << 10),
+    }
+}
+
 fn pod_events(method: &str) -> Option<Class> {
     match method {
         "AddPod" | "CheckPod" | "DeletePod" | "CollectGarbage" => Some(Class::Cni),

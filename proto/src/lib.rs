@@ -8,7 +8,7 @@ mod convert;
 mod failure;
 
 pub use address::{addresses_from, addresses_to};
-pub use class::{Class, class_of};
+pub use class::{Class, class_of, max_request_bytes};
 pub use convert::{Invalid, required};
 pub use failure::{code_of, failure_of, into_status};
 

@@ -23,6 +23,7 @@ mod netns {
     mod command_lines;
     mod contracts;
     mod fields;
+    mod floods;
     mod garbage;
     mod hostile;
     mod influences;

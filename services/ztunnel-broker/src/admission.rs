@@ -6,11 +6,7 @@
 //! second rate. Memory and descriptors are bounded in total and per process or cgroup, so that no peer displaces
 //! another.
 
-use std::{
-    convert::Infallible,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use tokio::{
     task::JoinSet,
@@ -24,7 +20,6 @@ use inpod_types::with_causes;
 use crate::{
     connection_limit::{ConnectionLimit, ConnectionPermit},
     hub::Hub,
-    log_throttle::LogThrottle,
     peer::{AdmissionError, Candidate, Peer, Policy},
     rate_limit::RateLimit,
     zds,
@@ -64,7 +59,6 @@ pub(crate) struct Admission {
     session_limit: Arc<ConnectionLimit<i32>>,
     waiting_limit: Arc<ConnectionLimit<String>>,
     session_rate: tokio::sync::Mutex<RateLimit>,
-    refusal_log: Mutex<LogThrottle>,
 }
 
 impl Admission {
@@ -75,7 +69,6 @@ impl Admission {
             session_limit: ConnectionLimit::new(MAX_SESSIONS, MAX_SESSIONS_PER_PROCESS),
             waiting_limit: ConnectionLimit::new(MAX_WAITING, MAX_WAITING_PER_CGROUP),
             session_rate: tokio::sync::Mutex::new(RateLimit::new(MAX_SESSIONS_PER_SECOND)),
-            refusal_log: Mutex::default(),
         })
     }
 
@@ -190,12 +183,7 @@ impl Admission {
 
     fn refuse(&self, error: &AdmissionError) {
         self.hub.metrics().refused();
-        let mut refusal_log = self
-            .refusal_log
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now().into_std();
-        if let Some(suppressed) = refusal_log.record(&error.origin(), now) {
+        if let Some(suppressed) = inpod_service::throttle_log(&error.origin()) {
             let error = with_causes(error);
             tracing::warn!(target: "audit", error, suppressed, "Refused a connection to ZDS");
         }

@@ -14,7 +14,6 @@ pub mod desired;
 pub mod error;
 pub mod host_pid;
 pub mod hub;
-pub mod log_throttle;
 pub mod message;
 pub mod metrics;
 pub mod nack;

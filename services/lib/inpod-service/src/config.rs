@@ -59,7 +59,7 @@ pub const COMMON: &[Key] = &[
         name: "max_calls",
         // The default admits a burst of 500 ADDs (more than a full node) with as many DELs.
         default: Some("1024"),
-        help: "Maximum number of concurrent calls; further calls fail with OVERLOADED. pod-events has separate limits of this size for ADD, for DEL and GC, and for all other calls",
+        help: "Maximum number of concurrent calls; further calls fail with OVERLOADED. Calls of services and of other processes have separate limits of this size, in pod-events also ADD, and DEL with GC",
     },
     Key {
         name: "health_address",

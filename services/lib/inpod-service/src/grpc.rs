@@ -13,8 +13,9 @@ use tonic::{body::Body, server::NamedService, service::Routes};
 use tonic_health::pb::health_server::HealthServer;
 use tower::Service;
 
-use crate::{Daemon, Metrics, Readiness, Shutdown, peer::Policy, uds};
+use crate::{Daemon, Metrics, Readiness, Shutdown, peer::Policy, rlimit, uds};
 use health::Health;
+use incoming::{Connections, Incoming};
 pub use layers::ConcurrencyGroup;
 use probes::Probes;
 use reflection::{Reflection, V1, V1alpha};
@@ -22,8 +23,17 @@ use reflection::{Reflection, V1, V1alpha};
 /// The time in which calls have to be answered and streams have to end.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Additional streams per HTTP/2 connection, for watches and for calls above `max_calls`, which the server refuses.
-const SPARE_STREAMS: u32 = 256;
+/// The number of connections, and of streams per HTTP/2 connection, above `max_calls`: for watches and for calls that
+/// the server refuses.
+const SPARE_STREAMS: u16 = 256;
+
+/// After a connection has been silent for the interval, its peer has to answer a ping of HTTP/2 within the timeout.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The bytes of a request, and of all requests of a connection, that a client may send before the server reads them.
+const STREAM_WINDOW: u32 = 64 << 10;
+const CONNECTION_WINDOW: u32 = 256 << 10;
 
 /// Serves health, reflection, metrics and the service's RPCs on one Unix socket, and authorizes every call by the class
 /// of its RPC.
@@ -83,7 +93,13 @@ impl Server {
     /// would wait for calls of every group.
     fn max_streams(&self) -> u32 {
         let calls = self.max_calls.saturating_mul(self.groups.len() + 1);
-        SPARE_STREAMS.saturating_add(u32::try_from(calls).unwrap_or(u32::MAX))
+        u32::from(SPARE_STREAMS).saturating_add(u32::try_from(calls).unwrap_or(u32::MAX))
+    }
+
+    /// Returns the maximum number of connections, which leaves half of the files that the process may open for work.
+    fn max_connections(&self) -> usize {
+        let wanted = self.max_calls.saturating_add(SPARE_STREAMS.into());
+        wanted.min(rlimit::max_open_files() / 2)
     }
 
     /// Serves until shutdown, then drains. The health service, and HTTP probes at `health_address`, report the
@@ -102,6 +118,12 @@ impl Server {
             tokio::spawn(probes.serve(address));
         }
         let max_streams = self.max_streams();
+        let incoming = Incoming {
+            listener,
+            policy: Arc::clone(&self.policy),
+            calls: self.metrics.calls().clone(),
+            connections: Connections::new(self.max_connections()),
+        };
         let names: Arc<[&'static str]> = self.names.into();
         let health = HealthServer::new(Health {
             readiness: self.readiness,
@@ -114,14 +136,17 @@ impl Server {
             .add_service(Reflection::<V1>::new(&names))
             .add_service(Reflection::<V1alpha>::new(&names));
         tracing::info!(socket = %self.socket.display(), "Serving");
-        let connections = incoming::incoming(listener, self.policy, self.metrics.calls().clone());
         let serving = tonic::transport::Server::builder()
             // HTTP/1.1 lets curl read the metrics without HTTP/2.
             .accept_http1(true)
             .max_concurrent_streams(max_streams)
+            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
             .layer(layers::stack(&self.metrics, self.max_calls, self.groups))
             .add_routes(routes)
-            .serve_with_incoming_shutdown(connections, self.shutdown.clone().requested());
+            .serve_with_incoming_shutdown(incoming.accept_all(), self.shutdown.clone().requested());
         let drained = async {
             self.shutdown.requested().await;
             tokio::time::sleep(DRAIN_TIMEOUT).await;

@@ -10,6 +10,7 @@ mod deadline;
 mod endpoint;
 mod grpc;
 mod log;
+mod log_throttle;
 pub mod metrics;
 #[cfg(feature = "otlp")]
 pub mod otlp;
@@ -29,6 +30,7 @@ pub use cgroup::cgroup_containers;
 pub use config::{Key, list};
 pub use deadline::deadline;
 pub use grpc::{ConcurrencyGroup, Server};
+pub use log_throttle::throttle_log;
 pub use metrics::Metrics;
 pub use otlp::{child_span, record_attribute};
 pub use readiness::{Condition, Readiness};

@@ -19,6 +19,7 @@ use nix::sys::socket::{getsockopt, sockopt};
 use tonic::Status;
 
 pub use crate::cgroup::Cgroup;
+use crate::throttle_log;
 
 /// The setting `peer`, which determines how inpod's services are identified.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,6 +97,21 @@ impl Peer {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn of_test(pid: i32, is_service: bool) -> Self {
+        Self {
+            pid,
+            service: is_service,
+            host: !is_service,
+            ..UNKNOWN_PEER
+        }
+    }
+
+    /// Returns whether the peer is a service and not, as with the policy `uid`, possibly any host process.
+    pub(crate) fn is_only_service(&self) -> bool {
+        self.service && !self.host
+    }
+
     /// Logs and rejects a call of a class for which the peer has no right.
     ///
     /// # Errors
@@ -105,14 +121,17 @@ impl Peer {
         if self.may_call(class) {
             return Ok(());
         }
-        let cgroup = self.cgroup.as_ref().map(tracing::field::display);
-        tracing::warn!(
-            uid = self.uid,
-            pid = self.pid,
-            cgroup,
-            ?class,
-            "Refused a caller"
-        );
+        let cgroup = self.cgroup.as_ref().map(ToString::to_string);
+        if let Some(suppressed) = throttle_log(&format!("{class:?} {cgroup:?}")) {
+            tracing::warn!(
+                uid = self.uid,
+                pid = self.pid,
+                cgroup,
+                ?class,
+                suppressed,
+                "Refused a caller"
+            );
+        }
         let message = format!("{self} may not make calls of class {class:?}");
         Err(inpod_proto::into_status(&Failure::new(
             Reason::CallerRefused,

@@ -14,6 +14,13 @@ pub(crate) fn raise_open_files() {
     }
 }
 
+pub(crate) fn max_open_files() -> usize {
+    let current = getrlimit(Resource::Nofile).current;
+    current
+        .and_then(|max| max.try_into().ok())
+        .unwrap_or(usize::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,13 +1,16 @@
 //! Maps errors to the [`Failure`] that a caller receives.
 
+use std::io;
+
 use inpod_linux::OpenError;
 use inpod_types::{Failure, Reason, with_causes};
+use nix::errno::Errno;
 
 use super::{
     ApplyError, ClaimError, ClearError, FindError, InspectError, RemoveError, VerifyError,
 };
 
-pub(crate) trait IntoFailure: std::error::Error + Sized {
+pub(crate) trait IntoFailure: std::error::Error + Sized + 'static {
     fn reason(&self) -> Reason;
 
     /// Returns the invalid field of the request, if any.
@@ -20,13 +23,29 @@ pub(crate) trait IntoFailure: std::error::Error + Sized {
         &[]
     }
 
-    /// Builds the failure, with the chain of causes as its message.
+    /// Builds the failure, with the chain of causes as its message. Without a free file descriptor nothing is wrong with
+    /// the request or the kernel, so the caller may retry.
     fn into_failure(self) -> Failure {
+        let reason = match lacks_descriptors(&self) {
+            true => Reason::Overloaded,
+            false => self.reason(),
+        };
         Failure {
             undo_failures: self.undo_failures().to_vec(),
-            ..Failure::new(self.reason(), with_causes(&self)).at_field(self.field())
+            ..Failure::new(reason, with_causes(&self)).at_field(self.field())
         }
     }
+}
+
+/// Returns whether a cause is that this process (EMFILE) or the node (ENFILE) has too many open files.
+fn lacks_descriptors(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.any(|cause| {
+        let of_io = || cause.downcast_ref::<io::Error>()?.raw_os_error();
+        let errno = cause.downcast_ref().copied();
+        let errno = errno.or_else(|| of_io().map(Errno::from_raw));
+        matches!(errno, Some(Errno::EMFILE | Errno::ENFILE))
+    })
 }
 
 impl IntoFailure for ApplyError {

@@ -1,6 +1,7 @@
 //! Accepts the connections of a Unix socket.
 
 use std::{
+    collections::BTreeMap,
     io,
     pin::Pin,
     sync::Arc,
@@ -12,50 +13,149 @@ use futures_util::Stream;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{UnixListener, UnixStream},
+    sync::oneshot,
 };
 use tonic::transport::server::Connected;
 
 use crate::{
     metrics::Calls,
     peer::{Peer, Policy},
+    throttle_log,
 };
 
-/// Accepts and identifies peers, and closes a connection whose peer cannot be identified.
-pub(super) fn incoming(
-    listener: UnixListener,
-    policy: Arc<Policy>,
-    calls: Calls,
-) -> impl Stream<Item = io::Result<Connection>> {
-    let start = (listener, policy, calls);
-    futures_util::stream::unfold(start, |(listener, policy, calls)| async move {
+/// Accepts the connections of identified peers.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    pub(super) listener: UnixListener,
+    pub(super) policy: Arc<Policy>,
+    pub(super) calls: Calls,
+    pub(super) connections: Connections,
+}
+
+impl Incoming {
+    pub(super) fn accept_all(self) -> impl Stream<Item = io::Result<Connection>> {
+        futures_util::stream::unfold(self, |mut incoming| async move {
+            Some((Ok(incoming.accept().await), incoming))
+        })
+    }
+
+    /// Closes connections whose peer cannot be identified.
+    async fn accept(&mut self) -> Connection {
         loop {
-            let stream = match listener.accept().await {
+            let stream = match self.listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
                     // Most likely the process is out of file descriptors, of which some will be closed soon.
-                    tracing::error!(%error, "Cannot accept");
+                    if let Some(suppressed) = throttle_log("accept") {
+                        tracing::error!(%error, suppressed, "Cannot accept");
+                    }
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
             };
-            match policy.identify(&stream) {
-                Ok(peer) => {
-                    let connection = Connection { stream, peer };
-                    return Some((Ok(connection), (listener, policy, calls)));
-                }
+            match self.policy.identify(&stream) {
+                Ok(peer) => return self.connections.insert(stream, peer),
                 Err(refused) => {
-                    calls.refuse_connection();
-                    tracing::warn!(error = %refused, "Refused a connection");
+                    self.calls.refuse_connection();
+                    if let Some(suppressed) = throttle_log("connection") {
+                        tracing::warn!(error = %refused, suppressed, "Refused a connection");
+                    }
                 }
             }
         }
-    })
+    }
+}
+
+/// The open connections in the order of their arrival, of which there is a maximum.
+#[derive(Debug)]
+pub(super) struct Connections {
+    max: usize,
+    open: Vec<Open>,
+}
+
+#[derive(Debug)]
+struct Open {
+    pid: i32,
+    is_service: bool,
+    close: oneshot::Sender<()>,
+}
+
+impl Connections {
+    pub(super) fn new(max: usize) -> Self {
+        Self {
+            max,
+            open: Vec::new(),
+        }
+    }
+
+    fn insert(&mut self, stream: UnixStream, peer: Peer) -> Connection {
+        if self.open.len() >= self.max {
+            self.open.retain(|connection| !connection.close.is_closed());
+        }
+        if self.open.len() >= self.max {
+            self.close_one();
+        }
+        let (close, closed) = oneshot::channel();
+        self.open.push(Open {
+            pid: peer.pid,
+            is_service: peer.is_only_service(),
+            close,
+        });
+        Connection {
+            stream,
+            peer,
+            close_order: Some(closed),
+            is_closed: false,
+        }
+    }
+
+    /// Closes the oldest connection of the process with the most connections. A service loses connections only if no
+    /// other process has any.
+    fn close_one(&mut self) {
+        let mut counts = BTreeMap::<i32, usize>::new();
+        for connection in &self.open {
+            *counts.entry(connection.pid).or_default() += 1;
+        }
+        let rank = |connection: &Open| (!connection.is_service, counts.get(&connection.pid));
+        // `max_by_key` returns the last of several equal elements.
+        let connections = self.open.iter().enumerate().rev();
+        let oldest = connections.max_by_key(|(_, connection)| rank(connection));
+        if let Some((at, _)) = oldest {
+            let closing = self.open.remove(at);
+            if let Some(suppressed) = throttle_log("connections") {
+                let (max, pid) = (self.max, closing.pid);
+                tracing::warn!(
+                    max,
+                    peer.pid = pid,
+                    suppressed,
+                    "Closing a connection: too many are open"
+                );
+            }
+            // The peer may have closed the connection meanwhile.
+            closing.close.send(()).unwrap_or_default();
+        }
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: UnixStream,
     peer: Peer,
+    /// The order to close the connection. `None` if the server accepts no further connections.
+    close_order: Option<oneshot::Receiver<()>>,
+    is_closed: bool,
+}
+
+impl Connection {
+    fn poll_closed(&mut self, cx: &mut Context<'_>) -> bool {
+        if let Some(order) = &mut self.close_order
+            && let Poll::Ready(received) = Pin::new(order).poll(cx)
+        {
+            self.close_order = None;
+            self.is_closed = received.is_ok();
+        }
+        self.is_closed
+    }
 }
 
 impl Connected for Connection {
@@ -67,11 +167,15 @@ impl Connected for Connection {
 }
 
 impl AsyncRead for Connection {
+    /// Reads the end of the stream after the order to close the connection.
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.poll_closed(cx) {
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
@@ -82,6 +186,9 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
+        if self.is_closed {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
@@ -91,5 +198,55 @@ impl AsyncWrite for Connection {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    /// Opens a connection of the process, which is a service or runs on the host.
+    fn open(connections: &mut Connections, pid: i32, is_service: bool) -> (Connection, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let peer = Peer::of_test(pid, is_service);
+        (connections.insert(ours, peer), theirs)
+    }
+
+    fn is_closed(connection: &mut Connection) -> bool {
+        let read = connection.read_u8().now_or_never();
+        read.is_some_and(|read| read.is_err())
+    }
+
+    #[tokio::test]
+    async fn the_process_with_most_connections_loses_its_oldest() {
+        let mut connections = Connections::new(5);
+        let mut all: Vec<_> = [(1, true), (1, true), (2, false), (3, false), (3, false)]
+            .map(|(pid, is_service)| open(&mut connections, pid, is_service))
+            .into();
+        let mut closed = Vec::new();
+        for _ in 0..4 {
+            all.push(open(&mut connections, 4, false));
+            for (at, (connection, _)) in all.iter_mut().enumerate() {
+                if !closed.contains(&at) && is_closed(connection) {
+                    closed.push(at);
+                    connection.write_u8(1).await.unwrap_err();
+                }
+            }
+        }
+        // Process 4 has most connections from its third connection on.
+        assert_eq!(closed, [3, 2, 5, 6]);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_was_closed_makes_room() {
+        let mut connections = Connections::new(1);
+        drop(open(&mut connections, 1, false));
+        let (mut second, _theirs) = open(&mut connections, 2, false);
+        assert!(!is_closed(&mut second));
+        drop(connections);
+        assert!(!is_closed(&mut second), "a drain closes none");
     }
 }

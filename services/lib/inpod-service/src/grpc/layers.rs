@@ -3,14 +3,16 @@
 //! 1. [`Span`] adds the call to every log line that follows.
 //! 2. [`CallMetrics`] counts every response, those of the layers below included.
 //! 3. [`Authorize`] rejects callers before they take up a concurrency slot.
-//! 4. [`Scrape`] answers metrics, even while calls are rejected for their number.
+//! 4. [`Receive`] waits until the request is complete, before the call takes up a concurrency slot.
 //! 5. [`Limit`] rejects calls over the limit before any work.
-//! 6. [`Deadline`] is innermost: a call that times out releases its slot at once.
+//! 6. [`Scrape`] answers metrics.
+//! 7. [`Deadline`] is innermost: a call that times out releases its slot at once.
 
 mod authorize;
 mod deadline;
 mod limit;
 mod metrics;
+mod receive;
 mod scrape;
 mod span;
 
@@ -18,19 +20,25 @@ use std::{
     convert::Infallible,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
+use inpod_proto::Class;
 use tonic::body::Body;
 use tower::{Layer, Service, layer::util::Stack};
 
-use crate::Metrics;
+use crate::{Metrics, peer::Peer};
 use authorize::Authorize;
 use deadline::Deadline;
 pub use limit::ConcurrencyGroup;
 use limit::Limit;
 use metrics::CallMetrics;
+use receive::Receive;
 use scrape::Scrape;
 use span::Span;
+
+/// The delay after which a rejected caller is advised to retry.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 type Request = http::Request<Body>;
 type Response = http::Response<Body>;
@@ -99,8 +107,8 @@ impl<T: Step, S: Next> Service<Request> for StepService<T, S> {
     }
 }
 
-pub(super) type Inner =
-    Stack<StepLayer<Deadline>, Stack<StepLayer<Limit>, Stack<StepLayer<Scrape>, Outer>>>;
+pub(super) type Inner = Stack<StepLayer<Deadline>, Stack<StepLayer<Scrape>, Middle>>;
+pub(super) type Middle = Stack<StepLayer<Limit>, Stack<StepLayer<Receive>, Outer>>;
 pub(super) type Outer = Stack<StepLayer<Authorize>, Stack<StepLayer<CallMetrics>, StepLayer<Span>>>;
 
 /// Builds the stack of layers in the order of this module's list.
@@ -112,14 +120,22 @@ pub(super) fn stack(
     let calls = metrics.calls();
     let outer = Stack::new(StepLayer(CallMetrics(calls.clone())), StepLayer(Span));
     let outer = Stack::new(StepLayer(Authorize(calls.clone())), outer);
-    let inner = Stack::new(StepLayer(Scrape(metrics.clone())), outer);
-    let inner = Stack::new(StepLayer(Limit::new(max_calls, groups, calls)), inner);
+    let middle = Stack::new(StepLayer(Receive::default()), outer);
+    let middle = Stack::new(StepLayer(Limit::new(max_calls, groups, calls)), middle);
+    let inner = Stack::new(StepLayer(Scrape(metrics.clone())), middle);
     Stack::new(StepLayer(Deadline), inner)
 }
 
-/// Returns whether the call is for health or reflection, which operators need most during an overload.
-fn is_of_grpc(call: &Request) -> bool {
-    call.uri().path().starts_with("/grpc.")
+/// Returns whether a path is of health, reflection or metrics.
+fn is_operational(path: &str) -> bool {
+    path.starts_with("/grpc.") || path == crate::metrics::PATH
+}
+
+/// Returns whether the caller is one of inpod's services, which no host process may keep from being served.
+fn is_from_service(call: &Request) -> bool {
+    let peer = call.extensions().get::<Peer>();
+    authorize::class(call.uri().path()) == Some(Class::Service)
+        || peer.is_some_and(Peer::is_only_service)
 }
 
 #[cfg(test)]

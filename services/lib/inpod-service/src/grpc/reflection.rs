@@ -16,6 +16,9 @@ use tonic::{Status, body::Body, server::NamedService, service::Routes};
 use tonic_reflection::server::{Builder, Error};
 use tower::Service;
 
+/// The maximum size of a request, which holds a name.
+const MAX_MESSAGE_BYTES: usize = 64 << 10;
+
 pub(super) trait Version: Clone + Debug + Send + Sync + 'static {
     const NAME: &'static str;
 
@@ -29,7 +32,11 @@ impl Version for V1 {
     const NAME: &'static str = "grpc.reflection.v1.ServerReflection";
 
     fn routes(builder: Builder<'_>) -> Result<Routes, Error> {
-        Ok(Routes::new(builder.build_v1()?))
+        Ok(Routes::new(
+            builder
+                .build_v1()?
+                .max_decoding_message_size(MAX_MESSAGE_BYTES),
+        ))
     }
 }
 
@@ -40,7 +47,11 @@ impl Version for V1alpha {
     const NAME: &'static str = "grpc.reflection.v1alpha.ServerReflection";
 
     fn routes(builder: Builder<'_>) -> Result<Routes, Error> {
-        Ok(Routes::new(builder.build_v1alpha()?))
+        Ok(Routes::new(
+            builder
+                .build_v1alpha()?
+                .max_decoding_message_size(MAX_MESSAGE_BYTES),
+        ))
     }
 }
 

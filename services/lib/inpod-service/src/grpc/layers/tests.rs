@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use http_body_util::BodyExt as _;
+use futures_util::StreamExt as _;
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::Bytes;
 use inpod_proto::{Class, failure_of};
 use inpod_types::Reason;
 use tokio::sync::{Notify, oneshot};
@@ -223,6 +226,78 @@ async fn a_lane_that_is_full_takes_no_place_from_the_calls_beside_it() {
         let answer = answer.await.unwrap().unwrap();
         assert_eq!(status(answer).await.code(), Code::Ok);
     }
+}
+
+/// Returns a call of which only a part of the request ever arrives.
+fn incomplete(path: &str) -> Request {
+    let begun = futures_util::stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from("part")))]);
+    let body = StreamBody::new(begun.chain(futures_util::stream::pending()));
+    call(path).map(|_| Body::new(body))
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_incomplete_request_takes_no_slot_and_ends_after_30_s() {
+    let server = ServiceBuilder::new()
+        .layer(stack(&metrics(), 1, &[]))
+        .service(ready());
+    let began = tokio::time::Instant::now();
+    let held = tokio::spawn(server.clone().oneshot(incomplete(LOOK)));
+    tokio::task::yield_now().await;
+    let answer = server.oneshot(call(LOOK)).await.unwrap();
+    assert_eq!(status(answer).await.code(), Code::Ok);
+    let ended = status(held.await.unwrap().unwrap()).await;
+    assert_eq!(began.elapsed(), Duration::from_secs(30));
+    assert_eq!(failure_of(&ended).reason, Reason::DeadlineExceeded);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_oldest_incomplete_request_gives_way_to_its_own_kind() {
+    let server = ServiceBuilder::new()
+        .layer(stack(&metrics(), 1, &[]))
+        .service(ready());
+    let start = |path| tokio::spawn(server.clone().oneshot(incomplete(path)));
+    let of_service = start(CHANGE);
+    // 16 MiB in requests of 64 KiB.
+    let mut held: Vec<_> = (0..256).map(|_| start(LOOK)).collect();
+    tokio::task::yield_now().await;
+    assert!(held.iter().all(|call| !call.is_finished()));
+    held.push(start(LOOK));
+    let oldest = status(held.remove(0).await.unwrap().unwrap()).await;
+    assert_eq!(failure_of(&oldest).reason, Reason::Overloaded);
+    assert!(held.iter().all(|call| !call.is_finished()));
+    assert!(!of_service.is_finished());
+}
+
+#[tokio::test]
+async fn a_request_above_the_maximum_is_refused() {
+    let server = ServiceBuilder::new()
+        .layer(stack(&metrics(), 1, &[]))
+        .service(ready());
+    let sized = |bytes| call(LOOK).map(|_| Body::new(http_body_util::Full::from(vec![0; bytes])));
+    let answer = server.clone().oneshot(sized(64 << 10)).await.unwrap();
+    assert_eq!(status(answer).await.code(), Code::Ok);
+    let refused = status(server.oneshot(sized((64 << 10) + 1)).await.unwrap()).await;
+    assert_eq!(refused.code(), Code::OutOfRange);
+    assert!(refused.message().contains("65536"), "{refused}");
+}
+
+#[tokio::test]
+async fn unread_responses_are_limited_apart_from_services() {
+    let server = ServiceBuilder::new()
+        .layer(stack(&metrics(), 1000, &[]))
+        .service(ready());
+    let call = async |path| server.clone().oneshot(call(path)).await.unwrap();
+    let mut unread = Vec::new();
+    for _ in 0..256 {
+        unread.push(call(LOOK).await);
+    }
+    let refused = status(call(LOOK).await).await;
+    assert_eq!(failure_of(&refused).reason, Reason::Overloaded);
+    for path in [CHANGE, "/grpc.health.v1.Health/Check"] {
+        assert_eq!(status(call(path).await).await.code(), Code::Ok, "{path}");
+    }
+    drop(unread.pop());
+    assert_eq!(status(call(LOOK).await).await.code(), Code::Ok);
 }
 
 #[tokio::test(start_paused = true)]
