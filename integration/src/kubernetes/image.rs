@@ -1,9 +1,9 @@
 //! Builds images without a registry: archives in the OCI image layout 1.0, with one layer each.
 
 use std::{
-    fs,
+    fs::{self, Permissions},
     io::Write as _,
-    os::unix::fs::symlink,
+    os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
 };
 
@@ -121,6 +121,8 @@ fn component(root: &Path, names: &[&str], tag: &str) -> anyhow::Result<Value> {
         // The tag is appended to the binary, because loaders ignore everything after the parts that the headers name.
         let mut file = fs::OpenOptions::new().append(true).open(&to)?;
         file.write_all(tag.as_bytes())?;
+        let mode = if *name == "inpod-cni" { 0o555 } else { 0o111 };
+        file.set_permissions(Permissions::from_mode(mode))?;
         for library in libraries(&from)? {
             let relative = library.strip_prefix("/").context("ldd prints full paths")?;
             let target = root.join(relative);

@@ -10,6 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Instant,
 };
 
 use anyhow::ensure;
@@ -92,13 +93,19 @@ fn sockets(node: &Node) -> Vec<(&'static str, PathBuf)> {
     SERVICES.map(socket).into()
 }
 
+/// Adds and deletes the pod repeatedly, and prints the median time of an ADD.
 fn add_and_delete(node: &Node, pod: &Pod) {
-    for _ in 0..10 {
+    let mut times = Vec::new();
+    for _ in 0..11 {
+        let began = Instant::now();
         node.add(pod).unwrap();
+        times.push(began.elapsed());
         node.until_whole(&pod.spec).unwrap();
         let outcome = node.call(Call::del, pod).run().unwrap();
         assert_eq!(outcome.code, 0, "{outcome:?}");
     }
+    times.sort_unstable();
+    eprintln!("median of {} ADDs: {:?}", times.len(), times[5]);
 }
 
 fn assert_small(node: &Node) {
@@ -112,6 +119,7 @@ fn assert_small(node: &Node) {
 fn node_with_pod() -> (Node, Pod) {
     let node = Node::running().unwrap();
     let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
+    add_and_delete(&node, &pod);
     (node, pod)
 }
 

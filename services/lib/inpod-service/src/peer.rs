@@ -112,21 +112,21 @@ impl Peer {
         self.service && !self.host
     }
 
-    /// Logs and rejects a call of a class for which the peer has no right.
+    /// Logs and rejects a call of a class for which the peer has no right. Repeated refusals of a call are only counted.
     ///
     /// # Errors
     ///
     /// Fails with PERMISSION_DENIED and the reason CALLER_REFUSED.
-    pub fn require(&self, class: Class) -> Result<(), Status> {
+    pub fn require(&self, class: Class, call: &str) -> Result<(), Status> {
         if self.may_call(class) {
             return Ok(());
         }
         let cgroup = self.cgroup.as_ref().map(ToString::to_string);
-        if let Some(suppressed) = throttle_log(&format!("{class:?} {cgroup:?}")) {
+        if let Some(suppressed) = throttle_log(&format!("{call} {cgroup:?}")) {
             tracing::warn!(
                 uid = self.uid,
                 pid = self.pid,
-                cgroup,
+                cgroup = cgroup.as_deref().map(tracing::field::display),
                 ?class,
                 suppressed,
                 "Refused a caller"

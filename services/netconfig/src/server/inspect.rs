@@ -86,7 +86,7 @@ impl Handler {
             }
             Target::Netns(netns) => {
                 // Opening a path takes the same right as claiming the netns.
-                peer.require(Class::Service)?;
+                peer.require(Class::Service, "inspection of a path")?;
                 let wanted = required("netns", Some(netns)).map_err(refuse)?;
                 let roots = Arc::clone(&self.roots);
                 blocking(move || inspect(&InspectedNetns::Open(validate::open(&wanted, &roots)?)))

@@ -44,7 +44,9 @@ fn a_process_outside_the_cgroup_is_no_service_but_a_host_process() {
         Err(Refused::Class(..))
     ));
     assert_eq!(
-        peer.require(Class::Service).unwrap_err().code(),
+        peer.require(Class::Service, "/a.Service/Call")
+            .unwrap_err()
+            .code(),
         tonic::Code::PermissionDenied
     );
 }

@@ -22,7 +22,7 @@ impl Step for Authorize {
             let status = Status::unimplemented(failure.to_string());
             return refusal(&status, StatusCode::NOT_FOUND, &call);
         };
-        if let Err(status) = peer.require(class) {
+        if let Err(status) = peer.require(class, path) {
             self.0.refuse_call(name_of(class));
             return refusal(&status, StatusCode::FORBIDDEN, &call);
         }
