@@ -252,7 +252,8 @@ impl Node {
         self.kib(name, "RssAnon:")
     }
 
-    fn kib(&self, name: &str, kind: &str) -> anyhow::Result<u64> {
+    /// Returns a line of the process's `/proc/PID/status`, in KiB.
+    pub fn kib(&self, name: &str, kind: &str) -> anyhow::Result<u64> {
         let pid = self.pid(name)?;
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
         let line = status.lines().find_map(|line| line.strip_prefix(kind));

@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
+use inpod_service::read_bounded;
 use tokio_rustls::rustls::{
     self,
     crypto::ring,
@@ -17,6 +18,9 @@ use x509_cert::{
     Certificate,
     der::{self, Decode as _},
 };
+
+/// The limit of a file's size: the API server stores no larger Secret and no larger ConfigMap.
+pub(crate) const MAX_FILE_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
@@ -58,7 +62,7 @@ impl Files {
         let directory = data.unwrap_or_else(|_| directory.to_owned());
         let read = |name: &str| {
             let path = directory.join(name);
-            std::fs::read(&path).map_err(|source| CertificateError::Read {
+            read_bounded(&path, MAX_FILE_BYTES).map_err(|source| CertificateError::Read {
                 path: path.display().to_string(),
                 source,
             })

@@ -10,10 +10,10 @@ use std::{
 };
 
 use inpod_injection::Injector;
-use inpod_service::Readiness;
+use inpod_service::{Readiness, read_bounded_text};
 
 use crate::{
-    certificate::{CurrentCertificate, Files},
+    certificate::{CurrentCertificate, Files, MAX_FILE_BYTES},
     config::Config,
     metrics::Metrics,
 };
@@ -127,7 +127,7 @@ fn reload_configuration(
     metrics: &Metrics,
 ) {
     let [_, file] = CONDITIONS;
-    let text = match std::fs::read_to_string(&config.config_file) {
+    let text = match read_bounded_text(&config.config_file, MAX_FILE_BYTES) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         Err(error) => {

@@ -3,12 +3,14 @@
 use std::{
     collections::VecDeque,
     ffi::OsString,
-    fs::{self, File},
-    io::{ErrorKind, Read as _},
+    fs,
+    io::ErrorKind,
     path::{Component, Path, PathBuf},
 };
 
-/// The most bytes that are read of one file. The largest file to read is the kernel's symbol table.
+use inpod_service::read_bounded;
+
+/// The limit of the size of a file. The largest file to read is the kernel's symbol table.
 const MAX_FILE_BYTES: u64 = 32 << 20;
 
 /// The number of links after which the kernel refuses a path (path_resolution(7)).
@@ -66,11 +68,7 @@ impl HostFs {
     /// Reads a file, and replaces bytes that are not UTF-8.
     pub(crate) fn text(&self, path: impl AsRef<Path>) -> Observed<String> {
         let path = path.as_ref();
-        let read = File::open(self.at(path)).and_then(|file| {
-            let mut bytes = Vec::new();
-            file.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
-            Ok(bytes)
-        });
+        let read = read_bounded(&self.at(path), MAX_FILE_BYTES);
         let bytes = read.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }

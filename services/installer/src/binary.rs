@@ -11,6 +11,7 @@ use std::{
 };
 
 use inpod_cni_config::INPOD_CNI;
+use inpod_service::read_bounded;
 
 use crate::{error::BinaryError, files};
 
@@ -58,7 +59,8 @@ pub fn is_current(source: &Path, dir: &Path) -> Result<bool, BinaryError> {
     let target = dir.join(INPOD_CNI);
     let is_executable =
         fs::metadata(&target).is_ok_and(|found| found.permissions().mode() & 0o111 == 0o111);
-    Ok(is_executable && fs::read(target).is_ok_and(|found| found == wanted))
+    let size = u64::try_from(wanted.len()).unwrap_or(u64::MAX);
+    Ok(is_executable && read_bounded(&target, size).is_ok_and(|found| found == wanted))
 }
 
 /// Installs the plugin unless the installed file is current.

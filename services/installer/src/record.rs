@@ -1,7 +1,8 @@
 //! Records each change on the host before it is made, so that a removal can revert it; the record survives reboots.
 
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::{collections::BTreeMap, io, path::Path};
 
+use inpod_service::read_bounded_nofollow;
 use serde::{Deserialize, Serialize};
 
 use crate::{error::RecordError, files};
@@ -9,6 +10,9 @@ use crate::{error::RecordError, files};
 pub const FILE: &str = "record.json";
 
 const SCHEMA: u32 = 1;
+
+/// The limit of the record's size, which holds each changed file twice.
+const MAX_BYTES: u64 = 32 << 20;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
@@ -71,7 +75,7 @@ impl Record {
     /// forgotten.
     pub fn read(dir: &Path) -> Result<Self, RecordError> {
         let path = dir.join(FILE);
-        let text = match fs::read(&path) {
+        let text = match read_bounded_nofollow(&path, MAX_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
             Err(source) => return Err(RecordError::Read { path, source }),
@@ -117,6 +121,8 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

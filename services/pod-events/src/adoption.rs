@@ -4,8 +4,11 @@
 use std::{fs, path::PathBuf};
 
 use inpod_cni::spool::boot_id;
+use inpod_service::read_bounded_text;
 use inpod_types::{Failure, Reason};
 use tokio::sync::watch;
+
+use crate::checkpoint::MAX_STATE_BYTES;
 
 /// The state of the adoption, which a file beside the checkpoint carries over to later processes of the same boot.
 #[derive(Debug)]
@@ -19,7 +22,7 @@ pub(crate) struct Adoption {
 
 impl Adoption {
     pub(crate) fn open(file: PathBuf) -> Self {
-        let known = fs::read_to_string(&file).is_ok_and(|boot| boot == boot_id());
+        let known = read_bounded_text(&file, MAX_STATE_BYTES).is_ok_and(|boot| boot == boot_id());
         Self {
             file,
             completed: watch::Sender::new(false),

@@ -13,13 +13,18 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use inpod_service::{is_unusable, read_bounded_nofollow};
 use inpod_types::{
     NetnsId, NetnsRef, NetworkName, PodRef, PodUid, Revision, SandboxRef, ServiceAccountName,
 };
 
 use crate::{pod::Pod, redirection::Redirection};
 
+use file::ParseError;
 pub use intent::Intent;
+
+/// The limit of the size of a file with state: a sandbox with the largest annotations needs less.
+pub(crate) const MAX_STATE_BYTES: u64 = 4 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
@@ -151,21 +156,18 @@ impl Checkpoint {
     pub fn load(&self) -> Result<BTreeMap<SandboxRef, Record>, CheckpointError> {
         // A crash interrupted the write of a temporary file: the record was never in force.
         for path in self.files("tmp")? {
-            fs::remove_file(&path).map_err(failed("remove", &path))?;
+            if let Err(error) = fs::remove_file(&path) {
+                set_aside(&path, &error);
+            }
         }
         let mut records = BTreeMap::new();
         for path in self.files("json")? {
-            let bytes = fs::read(&path).map_err(failed("read", &path))?;
-            match file::parse(&bytes, &self.boot_id) {
+            match self.read(&path)? {
                 Ok(Some(record)) => {
                     records.insert(record.sandbox.clone(), record);
                 }
                 Ok(None) => fs::remove_file(&path).map_err(failed("remove", &path))?,
-                Err(error) => {
-                    tracing::error!(path = %path.display(), %error, "Set aside an unreadable checkpoint file");
-                    fs::rename(&path, path.with_extension("unreadable"))
-                        .map_err(failed("set aside", &path))?;
-                }
+                Err(error) => set_aside(&path, &error),
             }
         }
         Ok(records)
@@ -178,11 +180,12 @@ impl Checkpoint {
         let held = self.held().clone();
         let mut records = Vec::new();
         for path in self.files("json")? {
-            match fs::read(&path) {
-                Ok(bytes) => records.extend(file::parse(&bytes, &self.boot_id).ok().flatten()),
+            match self.read(&path) {
+                Ok(record) => records.extend(record.ok().flatten()),
                 // The file was removed after the directory was listed.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(failed("read", &path)(error)),
+                Err(CheckpointError::Io { source, .. })
+                    if source.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
             }
         }
         for record in &mut records {
@@ -195,6 +198,15 @@ impl Checkpoint {
             }
         }
         Ok(records)
+    }
+
+    /// Returns the record of a file, none if the file is of another boot, or why the file is unusable.
+    fn read(&self, path: &Path) -> Result<Result<Option<Record>, ParseError>, CheckpointError> {
+        match read_bounded_nofollow(path, MAX_STATE_BYTES) {
+            Ok(bytes) => Ok(file::parse(&bytes, &self.boot_id)),
+            Err(error) if is_unusable(&error) => Ok(Err(ParseError::Unusable(error))),
+            Err(error) => Err(failed("read", path)(error)),
+        }
     }
 
     fn files(&self, extension: &str) -> Result<Vec<PathBuf>, CheckpointError> {
@@ -255,6 +267,14 @@ impl Checkpoint {
         });
         let readable: String = sandbox.container_id.as_str().chars().take(64).collect();
         self.directory.join(format!("{readable}-{hash:016x}.json"))
+    }
+}
+
+/// Renames a file that cannot be used. A failure to do so keeps no other pod from its service.
+fn set_aside(path: &Path, error: &dyn std::error::Error) {
+    tracing::error!(path = %path.display(), %error, "Set aside an unreadable checkpoint file");
+    if let Err(error) = fs::rename(path, path.with_extension("unreadable")) {
+        tracing::error!(path = %path.display(), %error, "Cannot rename the file; it is ignored");
     }
 }
 

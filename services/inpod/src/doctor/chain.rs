@@ -2,10 +2,9 @@
 //! order of their names. containerd uses the first file and fails if the file is invalid; CRI-O continues with the next
 //! file.
 
-use std::fs;
-
 pub(crate) use inpod_cni_config::INPOD_CNI as PLUGIN;
 use inpod_cni_config::{NetworkFile, is_loaded};
+use inpod_types::with_causes;
 
 use crate::host_fs::{HostFs, Observed};
 
@@ -67,17 +66,18 @@ pub(crate) fn networks(root: &HostFs, directory: &str) -> Observed<Option<Vec<Ne
     let Some(names) = root.names(directory)? else {
         return Ok(None);
     };
-    let read = |name: &String| {
-        let path = format!("{directory}/{name}");
-        let content = fs::read(root.at(&path));
-        let content = content.map_err(|error| format!("cannot read {path}: {error}"));
-        Network {
-            file: name.clone(),
-            plugins: content.and_then(|content| plugins(name, content)),
-        }
+    let read = |name: String| {
+        let path = root.at(format!("{directory}/{name}"));
+        let file = NetworkFile::read(&path, name.clone()).transpose()?;
+        let plugins = file.map_err(|error| with_causes(&error));
+        let plugins = plugins.and_then(|file| self::plugins(&file));
+        Some(Network {
+            file: name,
+            plugins,
+        })
     };
-    let networks = names.iter().filter(|name| is_loaded(name));
-    Ok(Some(networks.map(read).collect()))
+    let networks = names.into_iter().filter(|name| is_loaded(name));
+    Ok(Some(networks.filter_map(read).collect()))
 }
 
 /// Lists the files that Cilium has renamed because of its setting `cni.exclusive`.
@@ -87,8 +87,7 @@ pub(crate) fn renamed(root: &HostFs, directory: &str) -> Vec<String> {
     names.into_iter().filter(is_renamed).collect()
 }
 
-fn plugins(name: &str, content: Vec<u8>) -> Result<Vec<String>, String> {
-    let file = NetworkFile::new(name.to_owned(), content);
+fn plugins(file: &NetworkFile) -> Result<Vec<String>, String> {
     let list = file.loaded.as_ref().map_err(ToString::to_string)?.list();
     Ok(list
         .plugins()

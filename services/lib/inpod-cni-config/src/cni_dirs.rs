@@ -3,8 +3,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use inpod_service::read_bounded_text;
+
 use crate::{
     PLATFORMS, Platform, RuntimeConfig,
+    directory::MAX_BYTES,
     runtimes::{containerd, crio},
 };
 
@@ -68,7 +71,7 @@ type Unreadable = Vec<(PathBuf, String)>;
 
 /// Returns `None` if the file does not exist or cannot be read.
 fn read_text(root: &Path, path: &Path, unreadable: &mut Unreadable) -> Option<String> {
-    match fs::read_to_string(on_host(root, path)) {
+    match read_bounded_text(&on_host(root, path), MAX_BYTES) {
         Ok(text) => Some(text),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {

@@ -1,11 +1,13 @@
 //! Reads the files of a CNI directory in the way of the container runtimes.
 
-use std::{fs, io, path::Path};
+use std::{fs, io::ErrorKind, path::Path};
+
+use inpod_service::read_bounded;
 
 use crate::{Conf, Conflist, Malformed, ReadError};
 
 /// The largest file that containerd/go-cni reads (`MaxFileSize`).
-const MAX_BYTES: u64 = 2 << 20;
+pub(crate) const MAX_BYTES: u64 = 2 << 20;
 
 /// The files that runtimes load from a directory, in the order of loading.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +39,26 @@ impl Loaded {
 }
 
 impl NetworkFile {
+    /// Reads a file, or what a symlink leads to, as runtimes do. Returns `None` if there is no regular file (any more).
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file cannot be read. A file that is too large for runtimes is one without content.
+    pub fn read(path: &Path, name: String) -> Result<Option<Self>, ReadError> {
+        match read_bounded(path, MAX_BYTES) {
+            Ok(content) => Ok(Some(Self::new(name, content))),
+            Err(error) if error.kind() == ErrorKind::FileTooLarge => Ok(Some(Self {
+                name,
+                content: Vec::new(),
+                loaded: Err(Malformed::TooLarge),
+            })),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidData) => {
+                Ok(None)
+            }
+            Err(error) => Err(ReadError::of(path)(error)),
+        }
+    }
+
     /// Parses the content by the extension of the file, as runtimes do.
     pub fn new(name: String, content: Vec<u8>) -> Self {
         let loaded = parse_file(&name, &content);
@@ -58,7 +80,7 @@ impl Directory {
     pub fn read(dir: &Path) -> Result<Self, ReadError> {
         let entries = match fs::read_dir(dir) {
             Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
             Err(error) => return Err(ReadError::of(dir)(error)),
         };
         let mut files = Vec::new();
@@ -67,9 +89,7 @@ impl Directory {
             // Runtimes also load files whose names are not UTF-8, but inpod writes no such file.
             let name = entry.file_name().to_string_lossy().into_owned();
             if is_loaded(&name) {
-                files.extend(
-                    read_content(&entry.path())?.map(|content| NetworkFile::new(name, content)),
-                );
+                files.extend(NetworkFile::read(&entry.path(), name)?);
             }
         }
         Ok(Self::of(files))
@@ -108,26 +128,12 @@ pub fn is_loaded(name: &str) -> bool {
 }
 
 fn parse_file(name: &str, content: &[u8]) -> Result<Loaded, Malformed> {
-    let size = u64::try_from(content.len()).unwrap_or(u64::MAX);
-    if size > MAX_BYTES {
-        return Err(Malformed::TooLarge(size));
-    }
     if name.ends_with(".conflist") {
         return Conflist::parse(content).map(Loaded::List);
     }
     let conf = Conf::parse(content)?;
     let list = conf.to_list()?;
     Ok(Loaded::Single(conf, list))
-}
-
-/// Returns `None` if the path is not a regular file, or no longer exists.
-fn read_content(path: &Path) -> Result<Option<Vec<u8>>, ReadError> {
-    let content =
-        fs::metadata(path).and_then(|found| found.is_file().then(|| fs::read(path)).transpose());
-    match content {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        content => content.map_err(ReadError::of(path)),
-    }
 }
 
 #[cfg(test)]
@@ -202,13 +208,15 @@ mod tests {
 
     #[test]
     fn a_file_beyond_what_runtimes_read_is_none() {
+        let dir = tempfile::tempdir().unwrap();
         let padded = |size| {
             let mut content = LIST.to_vec();
             content.resize(usize::try_from(size).unwrap(), b' ');
-            file("a.conflist", &content).loaded
+            fs::write(dir.path().join("a.conflist"), content).unwrap();
+            let file = Directory::read(dir.path()).unwrap().files.remove(0);
+            file.loaded.map(drop)
         };
-        assert!(padded(MAX_BYTES).is_ok());
-        let too_large = padded(MAX_BYTES + 1).unwrap_err();
-        assert_eq!(too_large, Malformed::TooLarge(MAX_BYTES + 1));
+        assert_eq!(padded(MAX_BYTES), Ok(()));
+        assert_eq!(padded(MAX_BYTES + 1), Err(Malformed::TooLarge));
     }
 }

@@ -22,8 +22,8 @@ pub enum Malformed {
     /// Runtimes parse `.conf` and `.json` files as single plugins, never as lists.
     #[error("it has no `type`; a list of plugins needs a file name that ends in .conflist")]
     ListInConf,
-    #[error("it has {0} bytes; runtimes read at most 2 MiB")]
-    TooLarge(u64),
+    #[error("it is larger than 2 MiB, which runtimes refuse to read")]
+    TooLarge,
 }
 
 #[derive(Debug, thiserror::Error)]

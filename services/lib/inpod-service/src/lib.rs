@@ -18,6 +18,7 @@ pub mod otlp;
 #[path = "without_otlp.rs"]
 mod otlp;
 pub mod peer;
+mod read;
 mod readiness;
 mod rlimit;
 mod shutdown;
@@ -33,6 +34,7 @@ pub use grpc::{ConcurrencyGroup, Server};
 pub use log_throttle::throttle_log;
 pub use metrics::Metrics;
 pub use otlp::{child_span, record_attribute};
+pub use read::{is_unusable, read_bounded, read_bounded_nofollow, read_bounded_text};
 pub use readiness::{Condition, Readiness};
 pub use shutdown::Shutdown;
 pub use supervised_task::abort_on_panic;

@@ -15,8 +15,13 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
+use crate::read_bounded_text;
+
 /// The interval is short compared with the kubelet, which takes about a minute to deliver a changed ConfigMap.
 const READ_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The limit of the request's size.
+const MAX_BYTES: u64 = 4096;
 
 /// The text with which every receipt begins.
 pub const RECEIPT_PREFIX: &str = "inpod left:";
@@ -67,7 +72,7 @@ impl fmt::Display for UninstallMode {
 /// Fails if the file is unreadable or invalid.
 pub fn read(file: &Path, marker: &Marker) -> Result<Option<UninstallMode>, String> {
     let shown = file.display();
-    let text = match fs::read_to_string(file) {
+    let text = match read_bounded_text(file, MAX_BYTES) {
         Ok(text) => text,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Ok(marker.get());
@@ -124,7 +129,7 @@ impl Marker {
     }
 
     fn get(&self) -> Option<UninstallMode> {
-        let text = fs::read_to_string(&self.0).ok()?;
+        let text = read_bounded_text(&self.0, MAX_BYTES).ok()?;
         parse(&text).ok().flatten()
     }
 

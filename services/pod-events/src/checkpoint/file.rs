@@ -1,7 +1,7 @@
 //! The format of a checkpoint file: schema 1, or 2 if the redirection is to a sidecar. A release that only knows schema
 //! 1 sets a file of schema 2 aside; with schema 1, the release would withdraw the pod.
 
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{io, net::IpAddr, path::PathBuf, time::Duration};
 
 use inpod_types::{InvalidIdentifier, NetnsId, NetnsRef, PodRef, Revision, SandboxRef};
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,8 @@ const AMBIENT: u32 = 1;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ParseError {
+    #[error(transparent)]
+    Unusable(io::Error),
     #[error("not a checkpoint file")]
     Json(#[from] serde_json::Error),
     #[error("schema {0} is not supported; this release reads up to {SCHEMA}")]

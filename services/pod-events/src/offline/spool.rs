@@ -8,13 +8,14 @@ use std::{
 };
 
 use inpod_cni::spool::{Entry, SCHEMA, SpooledVerb, now_unix_ms};
-use inpod_service::Trace;
+use inpod_service::{Trace, is_unusable, read_bounded_nofollow};
 use inpod_types::{InvalidIdentifier, SandboxRef};
 use serde::Deserialize;
 use tokio::time::Instant;
 
 use crate::{
     boottime::BootInstant,
+    checkpoint::MAX_STATE_BYTES,
     counters::Phases,
     pod::PodKey,
     task::{AddCall, OfflineAdd, ReplayOutcome},
@@ -60,7 +61,16 @@ enum SpoolError {
     #[error("{0}")]
     Unreadable(String),
     #[error(transparent)]
-    Io(#[from] io::Error),
+    Io(io::Error),
+}
+
+impl From<io::Error> for SpoolError {
+    fn from(error: io::Error) -> Self {
+        if is_unusable(&error) {
+            return Self::Unreadable(error.to_string());
+        }
+        Self::Io(error)
+    }
 }
 
 impl From<InvalidIdentifier> for SpoolError {
@@ -85,7 +95,11 @@ pub(super) async fn replay(
     let mut waiting = Waiting::new();
     let mut result = Ok(());
     for path in files(directory).map_err(|error| failed(directory, &error))? {
-        let done = match read(&path, boot_id) {
+        let read = read_bounded_nofollow(&path, MAX_STATE_BYTES);
+        let done = match read
+            .map_err(SpoolError::from)
+            .and_then(|bytes| parse(&bytes, boot_id))
+        {
             Ok(event) => replay_event(&path, event, &mut waiting, handler).await,
             Err(why) => discard(&path, why),
         };
@@ -179,7 +193,8 @@ fn remove_abandoned(entry: &fs::DirEntry) -> io::Result<()> {
         return Ok(());
     };
     let age = SystemTime::now().duration_since(written);
-    if age.is_ok_and(|age| age > ABANDONED_AFTER) {
+    let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+    if !is_dir && age.is_ok_and(|age| age > ABANDONED_AFTER) {
         return remove(&entry.path());
     }
     Ok(())
@@ -194,14 +209,6 @@ fn remove(path: &Path) -> io::Result<()> {
 
 fn failed(path: &Path, error: &io::Error) -> String {
     format!("{}: {error}", path.display())
-}
-
-fn read(path: &Path, boot_id: &str) -> Result<Event, SpoolError> {
-    if fs::symlink_metadata(path)?.is_file() {
-        parse(&fs::read(path)?, boot_id)
-    } else {
-        Err(SpoolError::Unreadable("not a regular file".to_owned()))
-    }
 }
 
 #[derive(Deserialize)]

@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use inpod_service::read_bounded_text;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{Interval, MissedTickBehavior, interval},
@@ -27,6 +28,9 @@ use watcher::Watcher;
 
 /// The interval of checking whether the path names another directory.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The limit of a file's size, enough for a list of a node's pods as kubectl writes it.
+const MAX_MANIFEST_BYTES: u64 = 8 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
@@ -334,7 +338,7 @@ fn manifest_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn read_file(path: &Path, scope: &Scope) -> Result<Vec<Manifest>, ManifestError> {
-    manifest::parse(&fs::read_to_string(path)?, scope)
+    manifest::parse(&read_bounded_text(path, MAX_MANIFEST_BYTES)?, scope)
 }
 
 #[cfg(test)]

@@ -1,11 +1,14 @@
 //! Manifests that break, disappear or are replaced.
 
-use std::fs;
+use std::{fs, os::unix::fs::symlink, path::Path};
 
 use crate::common::mesh::Mesh;
 use inpod_proto::{podevents::v1::PodState, types::v1::Reason};
 use integration::{Call, Node, Spec, TIMEOUT, eventually};
-use nix::sys::signal::Signal;
+use nix::{
+    sys::{signal::Signal, stat::Mode},
+    unistd::mkfifo,
+};
 
 use crate::netns::adversity::{AMBIENT_NAMESPACE, wait_until_gone};
 
@@ -95,4 +98,57 @@ fn a_directory_of_manifests_that_is_replaced_is_followed() {
     .unwrap();
     node.write_manifest(&pod.spec.clone().ambient()).unwrap();
     node.until_whole(&pod.spec).unwrap();
+}
+
+/// Creates files that block their reader, never end, or are too large, and a directory with the name of a file.
+fn obstruct(directory: &Path, extension: &str) {
+    fs::create_dir_all(directory).unwrap();
+    let path = |name: &str| directory.join(format!("{name}{extension}"));
+    mkfifo(&path("0-fifo"), Mode::S_IRWXU).unwrap();
+    symlink("/dev/zero", path("0-endless")).unwrap();
+    let hole = fs::File::create(path("0-hole")).unwrap();
+    hole.set_len(300 << 20).unwrap();
+    fs::create_dir(path("0-directory")).unwrap();
+}
+
+/// Starts pod-events with a limit that protects the machine.
+fn start_limited(node: &Node) {
+    let within = ["prlimit", "--data=1073741824"];
+    let settings = ["--peer", "uid"];
+    node.start_within(&within, &node.run_dir(), "pod-events", &settings)
+        .unwrap();
+    node.ready().unwrap();
+}
+
+fn is_small(node: &Node) {
+    let peak = node.kib("pod-events", "VmHWM:").unwrap();
+    assert!(peak < 96 << 10, "{peak} KiB");
+}
+
+#[test]
+fn pod_events_skips_manifests_that_are_no_small_files() {
+    let node = Node::running().unwrap();
+    node.stop("pod-events", Signal::SIGTERM).unwrap();
+    start_limited(&node);
+    obstruct(&node.manifests(), ".yaml");
+    let pod = node.pod(Spec::new("a").ambient()).unwrap();
+    node.until_whole(&pod.spec).unwrap();
+    is_small(&node);
+}
+
+#[test]
+fn pod_events_starts_with_state_that_is_no_small_files() {
+    let node = Node::running().unwrap();
+    let pod = node.pod(Spec::new("a").ambient()).unwrap();
+    node.until_whole(&pod.spec).unwrap();
+    node.stop("pod-events", Signal::SIGTERM).unwrap();
+    obstruct(&node.manifests(), ".yaml");
+    obstruct(&node.run_dir().join("pod-events/pods"), ".json");
+    obstruct(&node.run_dir().join("pod-events/pods"), ".tmp");
+    obstruct(&node.state_dir().join("spool"), "");
+    start_limited(&node);
+    node.until_whole(&pod.spec).unwrap();
+    let later = node.pod(Spec::new("b").ambient()).unwrap();
+    node.until_whole(&later.spec).unwrap();
+    is_small(&node);
 }

@@ -205,13 +205,17 @@ async fn what_cannot_be_understood_is_set_aside_once_and_blocks_nothing() {
 #[tokio::test]
 async fn what_is_still_being_written_is_left_to_its_writer_for_a_while() {
     let mut fixture = Fixture::new(&[]);
-    let [fresh, old] = [".fresh", ".old"].map(|name| fixture.directory().join(name));
+    let [fresh, old, directory] =
+        [".fresh", ".old", ".directory"].map(|name| fixture.directory().join(name));
     for path in [&fresh, &old] {
         fs::write(path, "{").unwrap();
     }
-    let file = fs::File::options().write(true).open(&old).unwrap();
-    file.set_modified(SystemTime::now() - 2 * ABANDONED_AFTER)
-        .unwrap();
+    fs::create_dir(&directory).unwrap();
+    for path in [&old, &directory] {
+        let file = fs::File::open(path).unwrap();
+        file.set_modified(SystemTime::now() - 2 * ABANDONED_AFTER)
+            .unwrap();
+    }
     fixture.replay().await.unwrap();
     assert!(fresh.exists() && !old.exists());
 }
