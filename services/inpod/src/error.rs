@@ -1,18 +1,19 @@
 use std::{io, path::PathBuf};
 
+use inpod_service::escape_controls;
 use inpod_types::{Failure, Reason};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
     /// The service responded with a failure.
-    #[error("{service} at {} answered: {failure}\n  What to do: {}", .socket.display(), .failure.reason.remedy())]
+    #[error("{service} at {} answered: {}\n  What to do: {}", .socket.display(), escape_controls(&.failure.to_string()), .failure.reason.remedy())]
     Failed {
         service: &'static str,
         socket: PathBuf,
         failure: Box<Failure>,
     },
     /// The service did not respond at all.
-    #[error("cannot reach {service} at {}: {cause}\n  What to do: check that {service} runs on this node, that you may open its socket (run as root), and that --run-dir is right.", .socket.display())]
+    #[error("cannot reach {service} at {}: {}\n  What to do: check that {service} runs on this node, that you may open its socket (run as root), and that --run-dir is right.", .socket.display(), escape_controls(.cause))]
     Unreachable {
         service: &'static str,
         socket: PathBuf,
@@ -38,7 +39,7 @@ pub(crate) enum CommandError {
     PortsChange(usize),
     #[error("cannot write {}: {source}", .path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("cannot {what}: {cause}")]
+    #[error("cannot {what}: {}", escape_controls(.cause))]
     Kubernetes { what: String, cause: String },
     /// The ports of Services could not be read; all other facts were printed.
     #[error(
@@ -85,5 +86,29 @@ impl CommandError {
     /// Returns whether the service answered, but rejected this process as a caller.
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Failed { failure, .. } if failure.reason == Reason::CallerRefused)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_escape_control_characters_of_services() {
+        let failure = Failure::new(Reason::Internal, "a\u{1b}[2J\nb");
+        let failed = CommandError::Failed {
+            service: "pod-events",
+            socket: PathBuf::new(),
+            failure: Box::new(failure),
+        };
+        let cause = "a\u{1b}[2J\nb".to_owned();
+        let unreachable = CommandError::Unreachable {
+            service: "pod-events",
+            socket: PathBuf::new(),
+            cause,
+        };
+        for error in [failed, unreachable] {
+            assert!(error.first_line().contains("a\\u{1b}[2J\\nb"), "{error}");
+        }
     }
 }

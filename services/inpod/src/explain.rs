@@ -6,6 +6,7 @@ use inpod_proto::{
     podevents::v1::{ExplainPodRequest, ExplainPodResponse, RulesReport},
     types::v1::{NetnsId, PodSelector},
 };
+use inpod_service::escape_controls;
 
 use crate::{
     arguments::Format,
@@ -14,7 +15,7 @@ use crate::{
     json,
     node::{Node, POD_EVENTS},
     out::Out,
-    table::{Table, clean},
+    table::Table,
     time,
 };
 
@@ -41,7 +42,7 @@ fn text(known: &ExplainPodResponse, now: SystemTime) -> String {
     let mut text = String::new();
     for (name, value) in facts(known, now) {
         if !value.is_empty() {
-            writeln!(text, "{name:12}{}", clean(&value)).unwrap_or_default();
+            writeln!(text, "{name:12}{}", escape_controls(&value)).unwrap_or_default();
         }
     }
     let lists = [
@@ -59,7 +60,7 @@ fn text(known: &ExplainPodResponse, now: SystemTime) -> String {
     for (name, lines) in lists.iter().filter(|(_, lines)| !lines.is_empty()) {
         writeln!(text, "\n{name}").unwrap_or_default();
         for line in lines {
-            writeln!(text, "  {}", clean(line)).unwrap_or_default();
+            writeln!(text, "  {}", escape_controls(line)).unwrap_or_default();
         }
     }
     text

@@ -45,7 +45,7 @@ pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), CommandError> 
             let rows = status.conditions.iter().map(|it| format_condition(it, now));
             rows.for_each(|row| table.push(row));
             let about = format!("node {}, version {}", status.node_name, status.version);
-            out.print_line(&crate::table::clean(&about))?;
+            out.print_line(&inpod_service::escape_controls(&about))?;
         }
         Err(error) => result = worse(result, Err(error)),
     }

@@ -1,5 +1,7 @@
 use std::iter::zip;
 
+use inpod_service::escape_controls;
+
 const GAP: &str = "  ";
 
 /// A text table, whose rows all have the same number of cells.
@@ -47,22 +49,7 @@ fn shown(cell: &str) -> String {
     if cell.is_empty() {
         return "-".to_owned();
     }
-    clean(cell)
-}
-
-/// Escapes characters in foreign text that would move the cursor or start a new line.
-pub(crate) fn clean(text: &str) -> String {
-    let is_odd =
-        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let mut clean = String::with_capacity(text.len());
-    for c in text.chars() {
-        if is_odd(c) {
-            clean.extend(c.escape_default());
-        } else {
-            clean.push(c);
-        }
-    }
-    clean
+    escape_controls(cell)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use inpod_service::escape_controls;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use kube::{
     Api, Client,
@@ -24,7 +25,6 @@ use crate::{
     error::CommandError,
     kubernetes::{self, REQUEST_TIMEOUT},
     out::Out,
-    table::clean,
 };
 use progress::{NodeProgress, installer_image, progress_by_node};
 
@@ -79,8 +79,8 @@ fn report_changes(
         if reported.get(node) != Some(progress) {
             out.print_line(&format!(
                 "{}: {}",
-                clean(node),
-                clean(&progress.to_string())
+                escape_controls(node),
+                escape_controls(&progress.to_string())
             ))?;
             reported.insert(node.clone(), progress.clone());
         }
@@ -103,17 +103,17 @@ fn report_result(
         .iter()
         .filter(|(_, it)| !matches!(it, NodeProgress::Done(_)));
     for (node, progress) in rest {
-        let (node, mode) = (clean(node), mode.as_str());
+        let (node, mode) = (escape_controls(node), mode.as_str());
         out.print_line(&format!(
             "{node}: {}; on this node, run",
-            clean(&progress.to_string())
+            escape_controls(&progress.to_string())
         ))?;
         out.print_line(&format!(
             "  kubectl debug node/{node} -it --profile=sysadmin --image={image} -- /installer {mode} --host-root /host"
         ))?;
     }
     let waiting = nodes.iter().filter(|(_, it)| it.is_waiting());
-    let waiting: Vec<_> = waiting.map(|(node, _)| clean(node)).collect();
+    let waiting: Vec<_> = waiting.map(|(node, _)| escape_controls(node)).collect();
     if waiting.is_empty() {
         return Ok(());
     }

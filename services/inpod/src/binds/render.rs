@@ -3,11 +3,9 @@ use std::collections::BTreeSet;
 use inpod_proto::podevents::v1::{
     Bind, BindChange, BindKind, BindWarning, PodBinds, PortBinds, PortProtocol,
 };
+use inpod_service::escape_controls;
 
-use crate::{
-    display,
-    table::{Table, clean},
-};
+use crate::{display, table::Table};
 
 const HEADER: [&str; 8] = [
     "NAMESPACE",
@@ -173,9 +171,12 @@ fn explain_warning(warning: BindWarning) -> (&'static str, &'static str) {
 fn failure(pod: &PodBinds) -> Option<String> {
     let failure = pod.failure.as_ref()?;
     let who = pod.pod.clone().unwrap_or_default();
-    let who = clean(&format!("{}/{}", who.namespace, who.name));
-    let (reason, message) = (display::reason(failure.reason), clean(&failure.message));
-    let remedy = clean(&failure.remedy);
+    let who = escape_controls(&format!("{}/{}", who.namespace, who.name));
+    let (reason, message) = (
+        display::reason(failure.reason),
+        escape_controls(&failure.message),
+    );
+    let remedy = escape_controls(&failure.remedy);
     Some(format!(
         "{who}: {message} [{reason}]\n  What to do: {remedy}\n"
     ))

@@ -1,9 +1,10 @@
 use std::fmt::Write as _;
 
+use inpod_service::escape_controls;
 use serde_json::{Value, json};
 
 use super::{check::Check, codes::Verdict};
-use crate::table::{Table, clean};
+use crate::table::Table;
 
 /// Renders the worst verdicts last, where a terminal shows them, and problems with their remedy. Checks that passed are
 /// only counted, unless `is_verbose`.
@@ -20,7 +21,7 @@ pub(super) fn text(checks: &[Check], is_verbose: bool, has_colour: bool) -> Stri
     }
     for verdict in [Verdict::Unknown, Verdict::Warning, Verdict::Failed] {
         for check in of(verdict) {
-            let (name, found) = (named(check), clean(&check.found));
+            let (name, found) = (named(check), escape_controls(&check.found));
             let verdict_shown = painted(verdict, has_colour);
             writeln!(text, "{verdict_shown}{name}: {found}").unwrap_or_default();
             if verdict != Verdict::Unknown {
@@ -45,7 +46,7 @@ fn named(check: &Check) -> String {
     if check.subject.is_empty() {
         return check.code.to_string();
     }
-    format!("{} ({})", check.code, clean(&check.subject))
+    format!("{} ({})", check.code, escape_controls(&check.subject))
 }
 
 fn count(checks: &[Check], verdict: Verdict) -> usize {

@@ -1,4 +1,7 @@
-use std::str::FromStr;
+use std::{
+    io::{self, Write},
+    str::FromStr,
+};
 
 use anyhow::anyhow;
 use tracing::{Level, Metadata, Subscriber};
@@ -40,7 +43,7 @@ pub(crate) fn init(level: Level, format: Format, spans: Option<otlp::Layer>) -> 
     let result = match spans {
         None => registry()
             .with(targets(level))
-            .with(lines(format))
+            .with(lines(format, io::stderr))
             .try_init(),
         Some(spans) => exporting(level, format, spans).try_init(),
     };
@@ -58,24 +61,62 @@ fn targets(level: Level) -> Targets {
 fn exporting(level: Level, format: Format, spans: otlp::Layer) -> impl Subscriber + Send + Sync {
     let exported = filter_fn(is_exported).with_max_level_hint(LevelFilter::INFO);
     registry()
-        .with(lines(format).with_filter(targets(level)))
+        .with(lines(format, io::stderr).with_filter(targets(level)))
         .with(spans.with_filter(exported))
 }
 
-fn lines<S>(format: Format) -> Box<dyn Layer<S> + Send + Sync>
+fn lines<S, W>(
+    format: Format,
+    open: impl Fn() -> W + Send + Sync + 'static,
+) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
+    W: Write + 'static,
 {
-    let layer = fmt::layer().with_writer(std::io::stderr);
     match format {
-        Format::Json => layer
+        Format::Json => fmt::layer()
+            .with_writer(open)
             .json()
             .flatten_event(true)
             .with_current_span(true)
             .with_span_list(false)
             .boxed(),
-        Format::Text => layer.with_ansi(false).boxed(),
+        Format::Text => fmt::layer()
+            .with_writer(move || Escaping(open()))
+            .with_ansi(false)
+            .boxed(),
     }
+}
+
+/// Writes each event as one line: foreign text begins no line and controls no terminal.
+struct Escaping<W>(W);
+
+impl<W: Write> Write for Escaping<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(event);
+        let line = escape_controls(text.strip_suffix('\n').unwrap_or(&text));
+        writeln!(self.0, "{line}")?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Escapes characters in foreign text that would move the cursor or start a new line.
+pub fn escape_controls(text: &str) -> String {
+    let is_odd =
+        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_odd(c) {
+            escaped.extend(c.escape_default());
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped
 }
 
 fn is_exported(metadata: &Metadata<'_>) -> bool {
@@ -85,16 +126,49 @@ fn is_exported(metadata: &Metadata<'_>) -> bool {
         && !WARN_ONLY_LIBRARIES.iter().any(is_of_library)
 }
 
-#[cfg(all(test, feature = "otlp"))]
+#[cfg(test)]
 mod tests {
-    use http::{HeaderMap, HeaderValue};
+    use std::{
+        io::{Read as _, Seek as _},
+        sync::Arc,
+    };
+
     use tracing::subscriber::with_default;
 
     use super::*;
-    use crate::{TRACEPARENT, Trace};
 
     #[test]
+    fn text_logs_escape_control_characters_of_all_values() {
+        let mut file = tempfile::tempfile().unwrap();
+        let shared = Arc::new(file.try_clone().unwrap());
+        let subscriber = registry().with(lines(Format::Text, move || Arc::clone(&shared)));
+        let foreign = "a\nb\rc\u{1b}[2Jd\u{7}e\u{9b}f\u{7f}g\u{202e}h";
+        let cause = io::Error::other(foreign);
+        let error = anyhow::Error::from(cause).context(foreign);
+        with_default(subscriber, || {
+            let _span = tracing::info_span!("call", foreign, shown = %foreign).entered();
+            tracing::info!(foreign, shown = %foreign, debug = ?foreign, "{foreign}");
+            tracing::error!(error = &*error, shown = %error, "It failed");
+        });
+        file.rewind().unwrap();
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text.lines().count(), 2, "{text:?}");
+        assert_eq!(
+            escape_controls(&text),
+            text.replace('\n', "\\n"),
+            "{text:?}"
+        );
+        assert!(text.matches("a\\nb\\rc").count() >= 7, "{text:?}");
+    }
+
+    #[cfg(feature = "otlp")]
+    #[test]
     fn spans_are_exported_whatever_is_logged_and_those_of_libraries_and_details_are_not() {
+        use http::{HeaderMap, HeaderValue};
+
+        use crate::{TRACEPARENT, Trace};
+
         let mut headers = HeaderMap::new();
         let header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         headers.insert(TRACEPARENT, HeaderValue::from_static(header));
