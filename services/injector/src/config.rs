@@ -38,7 +38,7 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "max_reviews",
-        default: Some("16"),
+        default: Some("4"),
         help: "Maximum number of concurrent reviews; further ones wait until their deadline",
     },
     Key {

@@ -131,6 +131,11 @@ impl ConnectionSlot {
         self.idle_position().is_none()
     }
 
+    /// Closes the connection as soon as it has no request in progress.
+    pub(crate) fn evict(&self) {
+        self.evict.notify_one();
+    }
+
     pub(crate) async fn wait_evicted(&self) {
         self.evict.notified().await;
     }

@@ -4,7 +4,7 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use inpod_injection::{Injector, Request, SkipReason};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{json, value::RawValue};
 
 const GROUP: &str = "admission.k8s.io/";
 
@@ -56,17 +56,18 @@ pub struct Answer {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Review {
+pub struct Review<'a> {
     #[serde(default)]
     api_version: String,
     #[serde(default)]
     kind: String,
-    request: Option<AdmissionRequest>,
+    #[serde(borrow)]
+    request: Option<AdmissionRequest<'a>>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct AdmissionRequest {
+struct AdmissionRequest<'a> {
     #[serde(default)]
     uid: String,
     #[serde(default)]
@@ -77,8 +78,9 @@ struct AdmissionRequest {
     namespace: String,
     #[serde(default)]
     operation: String,
-    #[serde(default)]
-    object: Value,
+    /// The text of the pod, which is parsed after its size is checked.
+    #[serde(borrow)]
+    object: Option<&'a RawValue>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -98,13 +100,13 @@ struct Response {
     warning: Option<String>,
 }
 
-impl Review {
+impl<'a> Review<'a> {
     /// Decodes the body of a request.
     ///
     /// # Errors
     ///
     /// The error is a message for the client.
-    pub fn parse(body: &[u8]) -> Result<Self, String> {
+    pub fn parse(body: &'a [u8]) -> Result<Self, String> {
         let review: Self = serde_json::from_slice(body)
             .map_err(|error| format!("the body is not an AdmissionReview: {error}"))?;
         let is_known = matches!(
@@ -170,7 +172,7 @@ fn allowed() -> Response {
 fn inject(
     injector: &Injector,
     environment: &[(String, String)],
-    review: &Review,
+    review: &Review<'_>,
 ) -> (Response, Outcome) {
     let Some(request) = &review.request else {
         return (allowed(), Outcome::OtherKind);
@@ -189,13 +191,16 @@ fn inject(
         };
         return (response, Outcome::OtherKind);
     }
-    let request = Request {
-        pod: &request.object,
-        namespace: &request.namespace,
-        owner: None,
-        environment,
-    };
-    match injector.inject(&request) {
+    let text = request.object.map_or("null", RawValue::get);
+    let injected = inpod_injection::parse_pod(text).and_then(|pod| {
+        injector.inject(&Request {
+            pod: &pod,
+            namespace: &request.namespace,
+            owner: None,
+            environment,
+        })
+    });
+    match injected {
         Ok(inpod_injection::Outcome::Skipped(reason)) => (allowed(), Outcome::Skipped(reason)),
         Ok(inpod_injection::Outcome::Injected { patch, .. }) if patch.0.is_empty() => {
             (allowed(), Outcome::Unchanged)

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
-    body::{Bytes, Incoming},
+    body::{Body as _, Bytes, Incoming},
     server::conn::http1,
     service::service_fn,
 };
@@ -19,7 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use inpod_service::Shutdown;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
     time::{sleep, timeout, timeout_at},
 };
 use tokio_rustls::{
@@ -38,9 +38,16 @@ use crate::{
     review::{self, Answer, Outcome},
 };
 
-/// The largest accepted body, which is twice etcd's limit of 3 MB for one object (services/docs/facts/istio-sidecar.md,
-/// 6.2).
+/// The largest accepted body: twice the largest request that an API server accepts (3 MiB), because the server adds
+/// defaults and managed fields to the pod. A pod that is too large to be injected is refused in a response.
 const MAX_BODY_BYTES: usize = 6 * 1024 * 1024;
+
+/// The size above which at most `max_reviews` reviews are in memory, from the body to the response. The reviews of usual
+/// pods are smaller, and are not delayed by clients that send large bodies or receive large responses slowly.
+const LARGE_BODY_BYTES: u64 = 64 * 1024;
+
+/// The size of a connection's buffers, of which `max_connections` may be full.
+const MAX_BUFFER_BYTES: usize = 16 * 1024;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -54,6 +61,9 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time for the rest of a response on an evicted connection.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(250);
 
+/// The time for a client to receive a response, which occupies memory until then.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+
 #[derive(Clone, Debug)]
 pub struct Server(Arc<Inner>);
 
@@ -62,6 +72,7 @@ struct Inner {
     current: Arc<Current>,
     metrics: Metrics,
     reviews: Arc<Semaphore>,
+    large_reviews: Arc<Semaphore>,
     connections: Arc<Connections>,
     deadline: Duration,
     linger: Duration,
@@ -96,6 +107,7 @@ impl Server {
             current,
             metrics,
             reviews: Arc::new(Semaphore::new(config.max_reviews.get())),
+            large_reviews: Arc::new(Semaphore::new(config.max_reviews.get())),
             connections,
             deadline: config.deadline(),
             linger: config.linger(),
@@ -156,9 +168,10 @@ impl Server {
         let linger = self.0.linger;
         let served = Arc::clone(&slot);
         let service = service_fn(move |request| {
-            let (server, guard) = (self.clone(), served.start_request());
+            let (server, slot) = (self.clone(), Arc::clone(&served));
+            let guard = served.start_request();
             async move {
-                let response = server.serve_inject(request).await;
+                let response = server.serve_inject(request, slot).await;
                 drop(guard);
                 Ok::<_, Infallible>(response)
             }
@@ -166,6 +179,7 @@ impl Server {
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(IDLE_TIMEOUT)
+            .max_buf_size(MAX_BUFFER_BYTES)
             .serve_connection(TokioIo::new(stream), service);
         tokio::pin!(connection);
         tokio::select! {
@@ -195,12 +209,28 @@ impl Server {
         }
     }
 
-    async fn serve_inject(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn serve_inject(
+        &self,
+        request: Request<Incoming>,
+        slot: Arc<ConnectionSlot>,
+    ) -> Response<Full<Bytes>> {
         let began = Instant::now();
         let (response, outcome) = match self.review(request, began).await {
-            Ok(answer) => {
+            Ok((answer, permit)) => {
                 log_review(&answer);
-                (json(answer.body), answer.outcome)
+                let (sent, receiver) = oneshot::channel();
+                tokio::spawn(async move {
+                    // The sender is dropped with the body, after the body is sent.
+                    if timeout(RESPONSE_TIMEOUT, receiver).await.is_err() {
+                        slot.evict();
+                    }
+                });
+                let body = ResponseBody {
+                    text: answer.body,
+                    _permit: permit,
+                    _sent: sent,
+                };
+                (json(Bytes::from_owner(body)), answer.outcome)
             }
             Err(refused) => {
                 let mut response = Response::new(Full::from(refused.why));
@@ -212,7 +242,11 @@ impl Server {
         response
     }
 
-    async fn review(&self, request: Request<Incoming>, began: Instant) -> Result<Answer, Refused> {
+    async fn review(
+        &self,
+        request: Request<Incoming>,
+        began: Instant,
+    ) -> Result<(Answer, Option<OwnedSemaphorePermit>), Refused> {
         let environment = path::environment(request.uri().path())
             .ok_or_else(|| bad_request(StatusCode::NOT_FOUND, "reviews are served at /inject"))?;
         if request.method() != Method::POST {
@@ -228,6 +262,10 @@ impl Server {
             .headers()
             .get(header::CONTENT_TYPE)
             .is_some_and(|it| it == "application/json");
+        let max_bytes = request.body().size_hint().upper();
+        let is_large = max_bytes.is_none_or(|bytes| bytes > LARGE_BODY_BYTES);
+        let permit = Arc::clone(&self.0.large_reviews).acquire_many_owned(is_large.into());
+        let large_permit = timeout_at(until, permit).await.map_err(late)?;
         let body = timeout_at(until, body(request)).await.map_err(late)??;
         if body.is_empty() {
             return Err(bad_request(StatusCode::BAD_REQUEST, "the body is empty"));
@@ -245,8 +283,9 @@ impl Server {
         let work = tokio::task::spawn_blocking(move || {
             let answer = review::answer(&injector, &environment, &body);
             drop(permit);
-            answer
+            (answer, large_permit.ok())
         });
+        // The permit stays with the work: the limits on a pod end a review within 0.4 s of CPU time, measured with 256 KiB of YAML.
         work.await.map_err(|error| {
             tracing::error!(%error, "Failed to answer a review");
             Refused {
@@ -270,6 +309,19 @@ impl Server {
         seconds.map_or(self.0.deadline, |seconds| {
             self.0.deadline.min(Duration::from_secs(seconds.into()))
         })
+    }
+}
+
+/// The body of a response, which keeps the permit of a large review until it is sent.
+struct ResponseBody {
+    text: String,
+    _permit: Option<OwnedSemaphorePermit>,
+    _sent: oneshot::Sender<()>,
+}
+
+impl AsRef<[u8]> for ResponseBody {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
     }
 }
 
@@ -307,20 +359,27 @@ fn overloaded(why: &str) -> Refused {
     }
 }
 
-async fn body(request: Request<Incoming>) -> Result<Bytes, Refused> {
-    let body = Limited::new(request.into_body(), MAX_BODY_BYTES)
-        .collect()
-        .await;
-    let failed = |error| {
-        bad_request(
-            StatusCode::BAD_REQUEST,
-            &format!("the body cannot be read, or has more than {MAX_BODY_BYTES} bytes: {error}"),
-        )
-    };
-    Ok(body.map_err(failed)?.to_bytes())
+/// Reads the body into memory of its own, because each received chunk keeps a buffer of several kilobytes.
+async fn body(request: Request<Incoming>) -> Result<Vec<u8>, Refused> {
+    let mut body = Limited::new(request.into_body(), MAX_BODY_BYTES);
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
+            bad_request(
+                StatusCode::BAD_REQUEST,
+                &format!(
+                    "the body cannot be read, or has more than {MAX_BODY_BYTES} bytes: {error}"
+                ),
+            )
+        })?;
+        if let Ok(data) = frame.into_data() {
+            bytes.extend_from_slice(&data);
+        }
+    }
+    Ok(bytes)
 }
 
-fn json(body: String) -> Response<Full<Bytes>> {
+fn json(body: Bytes) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::from(body));
     let media_type = HeaderValue::from_static("application/json");
     response

@@ -5,6 +5,7 @@ mod again;
 mod goldens;
 mod http;
 mod idle;
+mod limits;
 mod other;
 mod rotation;
 mod webhook;
@@ -155,18 +156,18 @@ fn a_configuration_is_followed_and_one_that_cannot_be_used_changes_nothing() {
 }
 
 #[test]
-fn a_pod_of_nearly_three_megabytes_is_injected() {
+fn a_pod_of_nearly_two_megabytes_is_injected() {
     let webhook = Webhook::start("large");
     let inside = webhook.namespace("in", Some(ENABLED));
     webhook.register(&json!([webhook.hook("namespace", "/inject", "Fail")]));
     webhook.until_injected(&inside);
     let mut large = pod("large");
-    let value = "x".repeat(1000);
-    let env: Vec<_> = (0..2800)
+    let value = "x".repeat(2000);
+    let env: Vec<_> = (0..950)
         .map(|number| json!({"name": format!("V{number}"), "value": value}))
         .collect();
     large["spec"]["containers"][0]["env"] = env.into();
-    assert!(large.to_string().len() > 2_800_000);
+    assert!(large.to_string().len() > 1_900_000);
     let made = webhook.dry_run(&inside, &large).unwrap();
     assert_eq!(containers(&made), ["app", "istio-proxy"]);
 }

@@ -1,4 +1,5 @@
 use json_patch::Patch;
+use serde_json::Value;
 
 use super::*;
 

@@ -1,11 +1,11 @@
 //! Sets environment variables in addition to the variables in templates.
 
 use inpod_types::keys;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     config::Config,
-    is_proxy, json,
+    is_proxy, json, merge,
     proxy::{ISTIO_INIT, ISTIO_PROXY, ISTIO_VALIDATION, ProxySettings},
 };
 
@@ -43,12 +43,12 @@ pub(crate) fn set(
         if !is_injected(container) {
             return;
         }
-        for (name, value) in &metadata {
-            json::set_variable(container, name, value);
-        }
         let path = if is_proxy(container) { path } else { &[] };
-        for (name, value) in path {
-            json::set_variable(container, name, value);
+        let variables = metadata.iter().chain(path);
+        let variables = variables.map(|(name, value)| json!({"name": name, "value": value}));
+        let variables: Vec<_> = variables.collect();
+        if !variables.is_empty() {
+            merge::merge(container, &json!({"env": variables}));
         }
     });
 }

@@ -28,6 +28,8 @@ pub mod status;
 pub mod template;
 pub mod variables;
 
+use std::collections::HashSet;
+
 use inpod_types::keys;
 use json_patch::Patch;
 use serde_json::Value;
@@ -35,6 +37,7 @@ use serde_json::Value;
 pub use config::{Config, InvalidConfig};
 pub use decide::{Decision, SkipReason};
 pub use error::InjectError;
+pub use json::parse_pod;
 pub use owner::Owner;
 
 use crate::{
@@ -110,6 +113,7 @@ impl Injector {
         annotations::check(request.pod)?;
         // Templates read the author's pod, but are merged into the pod as it arrived.
         let original = revert::original_pod(request.pod);
+        json::check_lists(&original)?;
         let templates = self.select_templates(&original)?;
         let proxy = ProxySettings::of(&self.config, &original)?;
         let variables = Variables::gather(&self.config, &proxy, &original, request)?;
@@ -162,6 +166,9 @@ impl Injector {
             let aliased = self.config.aliases.get(&name);
             aliased.cloned().unwrap_or_else(|| vec![name])
         });
+        let mut seen = HashSet::new();
+        // Rendering a template again would change nothing.
+        let names = names.filter(|name| seen.insert(name.clone()));
         names.map(|name| self.find_template(name)).collect()
     }
 

@@ -3,6 +3,8 @@
 //! Maps are merged by key, and the lists below by item, while any other value is replaced. `null` and `$patch: delete`
 //! remove a value, and `$patch: replace` replaces a map.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value};
 
 /// The merge keys of lists, from k8s.io/api/core/v1 (`patchMergeKey`). Ports have two keys, so that TCP and UDP ports
@@ -39,15 +41,14 @@ pub(crate) fn key_of(list: &str) -> Option<&'static [&'static str]> {
     found.map(|(_, fields)| *fields)
 }
 
-pub(crate) fn is_same(fields: &[&str], left: &Value, right: &Value) -> bool {
-    let field = |item: &Value, name: &str| match item.get(name) {
+/// Returns the values of an item's merge keys, which are equal for the same item.
+fn key_values(item: &Value, fields: &[&str]) -> Vec<Value> {
+    let value = |name: &&str| match item.get(*name) {
         // TCP is the default of `protocol` (core/v1, ContainerPort).
-        None | Some(Value::Null) if name == "protocol" => Value::from("TCP"),
+        None | Some(Value::Null) if *name == "protocol" => "TCP".into(),
         found => found.cloned().unwrap_or_default(),
     };
-    fields
-        .iter()
-        .all(|name| field(left, name) == field(right, name))
+    fields.iter().map(value).collect()
 }
 
 pub fn merge(base: &mut Value, over: &Value) {
@@ -91,18 +92,27 @@ fn merge_map(base: &mut Map<String, Value>, over: &Map<String, Value>) {
 }
 
 fn merge_list(items: &mut Vec<Value>, over: &[Value], fields: &[&str], is_whole: bool) {
+    let mut slots: Vec<_> = std::mem::take(items).into_iter().map(Some).collect();
+    let mut positions = HashMap::new();
+    for (at, item) in slots.iter().flatten().enumerate() {
+        positions.entry(key_values(item, fields)).or_insert(at);
+    }
     for item in over {
-        let position = items.iter().position(|known| is_same(fields, known, item));
+        let key = key_values(item, fields);
         let is_deleted = directive(item) == Some("delete");
-        match position.and_then(|at| items.get_mut(at)) {
-            Some(_) if is_deleted => drop(position.map(|at| items.remove(at))),
-            Some(known) if is_whole && covers(known, item) => {}
-            Some(known) if is_whole => *known = without_directives(item),
-            Some(known) => merge(known, item),
+        match positions.get(&key).and_then(|at| slots.get_mut(*at)) {
+            Some(slot) if is_deleted => *slot = None,
+            Some(Some(known)) if is_whole && covers(known, item) => {}
+            Some(Some(known)) if !is_whole => merge(known, item),
+            Some(slot) => *slot = Some(without_directives(item)),
             None if is_deleted => {}
-            None => items.push(without_directives(item)),
+            None => {
+                positions.insert(key, slots.len());
+                slots.push(Some(without_directives(item)));
+            }
         }
     }
+    items.extend(slots.into_iter().flatten());
 }
 
 /// Returns whether `known` contains all values of `over`; additional values are the API server's defaults.

@@ -19,6 +19,10 @@ use crate::{
 /// The environment variable that passes the original probes to the agent, as JSON by path.
 pub const PROBERS: &str = "ISTIO_KUBE_APP_PROBERS";
 
+/// The maximum size of an environment variable, with which Linux still starts a program (MAX_ARG_STRLEN,
+/// linux/binfmts.h).
+const MAX_VARIABLE_BYTES: usize = 128 * 1024;
+
 /// The fields of probes and hooks, with the agent's path for each and the supported handlers.
 const PROBE_FIELDS: [(&[&str], &str, &str, &[&str]); 5] = [
     (&["readinessProbe"], "app-health", "readyz", &PROBES),
@@ -47,14 +51,13 @@ const HOOKS: [&str; 2] = ["httpGet", "tcpSocket"];
 ///
 /// Fails if the probes of an earlier injection cannot be parsed.
 pub(crate) fn rewrite(pod: &mut Value, proxy: &ProxySettings) -> Result<(), InjectError> {
-    let Some(probers_before) = proxy_container(pod) else {
+    if proxy_container(pod).is_none() {
         return Ok(());
-    };
-    let probers_before = json::env_value(probers_before, PROBERS).map(str::to_owned);
+    }
     if !proxy.rewrites_probes || proxy.status_port == 0 {
         return Ok(());
     }
-    let mut probers = probers(probers_before.as_deref())?;
+    let mut probers = probers(pod)?;
     let mut names = BTreeMap::new();
     json::each_container(pod, |_, container| {
         if !is_proxy(container) {
@@ -73,16 +76,22 @@ pub(crate) fn rewrite(pod: &mut Value, proxy: &ProxySettings) -> Result<(), Inje
     Ok(())
 }
 
-fn probers(probers_before: Option<&str>) -> Result<Map<String, Value>, InjectError> {
-    let Some(text) = probers_before else {
+fn probers(pod: &Value) -> Result<Map<String, Value>, InjectError> {
+    let text = proxy_container(pod).and_then(|it| json::env_value(it, PROBERS));
+    let Some(text) = text else {
         return Ok(Map::new());
     };
-    let wrong = |error| {
+    let wrong = |why: String| {
         InjectError::InvalidPod(format!(
-            "variable {PROBERS} of {ISTIO_PROXY} is not valid JSON of probes: {error}"
+            "variable {PROBERS} of {ISTIO_PROXY} is not valid JSON of probes: {why}"
         ))
     };
-    serde_json::from_str(text).map_err(wrong)
+    if text.len() > MAX_VARIABLE_BYTES {
+        return Err(wrong(format!(
+            "it has more than {MAX_VARIABLE_BYTES} bytes"
+        )));
+    }
+    serde_json::from_str(text).map_err(|error| wrong(error.to_string()))
 }
 
 /// Saves the names of ports for the status, which a later step writes.
@@ -187,10 +196,7 @@ fn agent_http_get(before: Option<Value>, handler: &str, path: &str, status_port:
 
 /// Restores the probes from before the injection.
 pub(crate) fn restore(pod: &mut Value, status: &Status) {
-    let probers_before = proxy_container(pod).and_then(|it| json::env_value(it, PROBERS));
-    let probers_before: Option<Map<String, Value>> =
-        probers_before.and_then(|text| serde_json::from_str(text).ok());
-    let Some(probers_before) = probers_before else {
+    let Ok(probers_before) = probers(pod) else {
         return;
     };
     json::each_container(pod, |_, container| {

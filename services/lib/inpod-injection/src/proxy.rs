@@ -7,7 +7,7 @@ use crate::{
     config::Config,
     error::{InjectError, yaml_error},
     is_proxy,
-    json::{self, annotation},
+    json::{self, MAX_ITEMS, annotation},
     proxy_container,
 };
 
@@ -118,6 +118,12 @@ fn proxy_config(config: &Config, pod: &Value) -> Result<Map<String, Value>, Inje
             }
             _ => drop(merged.insert(key.clone(), value.clone())),
         }
+    }
+    let variables = merged.get("proxyMetadata").and_then(Value::as_object);
+    let count = variables.map_or(0, Map::len);
+    if count > MAX_ITEMS {
+        let why = format!("proxyMetadata has {count} variables, and the limit is {MAX_ITEMS}");
+        return Err(wrong(why));
     }
     Ok(merged)
 }

@@ -1,6 +1,8 @@
 //! Reverts an injection to the author's pod, so that a second injection leads to the same result and a person can see
 //! all additions.
 
+use std::collections::HashSet;
+
 use inpod_types::keys;
 use serde_json::Value;
 
@@ -61,10 +63,8 @@ fn remove_items(pod: &mut Value, list: &str, names: &[String]) {
         return;
     };
     let had_any = !items.is_empty();
-    let is_injected = |item: &Value| {
-        let name = json::name(item);
-        name.is_some_and(|name| names.iter().any(|it| it == name))
-    };
+    let names: HashSet<_> = names.iter().map(String::as_str).collect();
+    let is_injected = |item: &Value| json::name(item).is_some_and(|name| names.contains(name));
     items.retain(|item| !is_injected(item));
     if had_any && items.is_empty() && key_of(list).is_some() {
         spec.remove(list);

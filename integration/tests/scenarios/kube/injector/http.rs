@@ -6,11 +6,13 @@ use serde_json::{Value, json};
 
 use crate::kube::injector::webhook::{Webhook, pod};
 
-fn posted(webhook: &Webhook, path: &str, content: &str, body: &[u8]) -> (u16, String) {
-    let file = webhook.dir.path().join("body");
+pub(super) const JSON: &str = "application/json";
+
+pub(super) fn posted(webhook: &Webhook, path: &str, content: &str, body: &[u8]) -> (u16, String) {
+    let file = tempfile::NamedTempFile::new_in(webhook.dir.path()).unwrap();
     fs::write(&file, body).unwrap();
     let header = format!("Content-Type: {content}");
-    let data = format!("@{}", file.display());
+    let data = format!("@{}", file.path().display());
     let url = webhook.url(path);
     let text = webhook
         .curl(&[
@@ -29,7 +31,7 @@ fn posted(webhook: &Webhook, path: &str, content: &str, body: &[u8]) -> (u16, St
     (status.parse().unwrap(), answer.to_owned())
 }
 
-fn review(pod: &Value) -> Vec<u8> {
+pub(super) fn review(pod: &Value) -> Vec<u8> {
     let review = json!({
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
@@ -41,7 +43,7 @@ fn review(pod: &Value) -> Vec<u8> {
 #[test]
 fn garbage_is_answered_by_its_status_and_the_injector_goes_on() {
     let webhook = Webhook::start("garbage");
-    let json = "application/json";
+    let json = JSON;
     let fine = review(&pod("web"));
     let rows: [(&str, &str, Vec<u8>, u16); 8] = [
         ("/inject", json, Vec::new(), 400),
@@ -71,7 +73,7 @@ fn garbage_is_answered_by_its_status_and_the_injector_goes_on() {
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!(answer["response"]["allowed"], false);
     let mut huge = pod("huge");
-    huge["metadata"]["annotations"] = json!({"proxy.istio.io/config": "[".repeat(1_000_000)});
+    huge["metadata"]["annotations"] = json!({"proxy.istio.io/config": "[".repeat(200_000)});
     let (status, answer) = posted(&webhook, "/inject", json, &review(&huge));
     assert!(
         status == 200 && answer.contains("proxy.istio.io/config") && answer.len() < 2000,

@@ -106,6 +106,8 @@ impl Webhook {
             "1",
             "--linger-seconds",
             "1",
+            "--deadline-seconds",
+            "60",
         ]);
         command.arg("--run-dir").arg(self.path("run"));
         command.arg("--tls-dir").arg(self.path("tls"));
@@ -143,7 +145,7 @@ impl Webhook {
     pub(crate) fn curl(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let mut command = self.server.beside(Path::new("curl"));
         command
-            .args(["--silent", "--show-error", "--max-time", "20", "--cacert"])
+            .args(["--silent", "--show-error", "--max-time", "60", "--cacert"])
             .arg(self.path("ca.crt"));
         let output = command.args(arguments).output()?;
         ensure!(
@@ -175,6 +177,15 @@ impl Webhook {
         let start = format!("inpod_injector_{name} ");
         let line = text.lines().find_map(|line| line.strip_prefix(&start));
         line.map_or(0, |number| number.parse().unwrap())
+    }
+
+    /// Returns the largest resident memory so far, in KiB.
+    pub(crate) fn peak_memory(&self) -> u64 {
+        let pid = self.child.as_ref().unwrap().id();
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let number = line.unwrap().split_whitespace().next().unwrap();
+        number.parse().unwrap()
     }
 
     pub(crate) fn evictions(&self) -> u64 {
