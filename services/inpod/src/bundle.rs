@@ -1,29 +1,30 @@
-//! `inpod bundle`: collects the state of a node, without secrets, for a bug report.
-//!
-//! Each part has a deadline, and so has the whole bundle. The manifest lists the missing parts with the cause, and all
-//! output passes through `redact`.
+//! `inpod bundle`: packs the responses and metrics of a node's services for a bug report. Logs, which other programs
+//! fill, are added only on request.
 
-mod collect;
-mod files;
+mod archive;
+mod logs;
 mod parts;
-mod redact;
-mod sink;
-mod tar;
 
 use std::path::Path;
 
 use crate::{arguments::BundleOptions, error::CommandError, node::Node, out::Out, print_error};
-use collect::Collector;
+use archive::Archive;
 
 pub(crate) async fn run(
     node: &Node,
     options: &BundleOptions,
     out: &mut Out,
 ) -> Result<(), CommandError> {
-    let mut collector = Collector::new(options)?;
-    parts::all(node, options, &mut collector).await?;
-    let summary = collector.finish()?;
-    if options.output == Path::new(sink::STDOUT) {
+    let mut archive = Archive::new(&options.output)?;
+    parts::add_all(node, &options.doctor, &mut archive).await?;
+    if options.has_logs {
+        logs::add_all(&options.doctor.root, &mut archive)?;
+        print_error(
+            "the bundle contains logs, which are not redacted: read them before you share it\n",
+        );
+    }
+    let summary = archive.finish()?;
+    if options.output == Path::new(archive::STDOUT) {
         print_error(&format!("{summary}\n"));
         return Ok(());
     }

@@ -11,9 +11,7 @@ mod facts;
 mod mounts;
 mod report;
 
-pub(crate) use collect::{
-    HostPaths, INSTALLER_STATE, OPTIONAL_SERVICES, QUERY_TIMEOUT, SERVICES, metrics, network_chain,
-};
+pub(crate) use collect::{HostPaths, OPTIONAL_SERVICES, QUERY_TIMEOUT, SERVICES, metrics};
 
 use crate::{
     arguments::Format, error::CommandError, host_fs::HostFs, json, node::Node, out, out::Out,

@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use clap::{ArgAction, ArgMatches, Command};
+use clap::{ArgMatches, Command};
 
 use super::{doctor, flag, is_set, path};
 use crate::doctor::DoctorOptions;
@@ -8,42 +8,29 @@ use crate::doctor::DoctorOptions;
 #[derive(Clone, Debug)]
 pub(crate) struct BundleOptions {
     pub(crate) doctor: DoctorOptions,
-    /// `-` for standard output, a file if its name ends in `.tar`, otherwise a directory.
+    /// The archive to create, or `-` for standard output.
     pub(crate) output: PathBuf,
-    pub(crate) redact_addresses: bool,
-    /// Log files to collect in addition to the logs of inpod's pods.
-    pub(crate) logs: Vec<PathBuf>,
+    pub(crate) has_logs: bool,
 }
 
 pub(super) fn command() -> Command {
     Command::new("bundle")
-        .about("Collect the state of inpod on this node, without secrets, into one file to attach to a bug report")
+        .about("Pack what inpod's services answer on this node, with their metrics, into one file to attach to a bug report")
         .args(doctor::host_paths())
         .args([
-            path(
-                "output",
-                "File to create (must end in .tar), a directory that does not exist yet, or - for standard output",
-            )
-            .short('o')
-            .default_value("inpod-bundle.tar"),
-            path("log", "Another log file to include; may be repeated").action(ArgAction::Append),
-            flag(
-                "redact-addresses",
-                "Replace each IP address by a placeholder, the same one everywhere",
-            ),
+            path("output", "Tar archive to create, or - for standard output")
+                .short('o')
+                .default_value("inpod-bundle.tar"),
+            flag("logs", "Also pack the logs of inpod's pods, unredacted"),
         ])
 }
 
 pub(super) fn options(matches: &ArgMatches) -> BundleOptions {
-    let logs = matches.get_many::<PathBuf>("log").into_iter().flatten();
+    let output = matches.get_one::<PathBuf>("output").cloned();
     BundleOptions {
         doctor: doctor::options(matches),
-        output: matches
-            .get_one::<PathBuf>("output")
-            .cloned()
-            .unwrap_or_default(),
-        redact_addresses: is_set(matches, "redact-addresses"),
-        logs: logs.cloned().collect(),
+        output: output.unwrap_or_default(),
+        has_logs: is_set(matches, "logs"),
     }
 }
 
@@ -55,14 +42,11 @@ mod tests {
 
     #[test]
     fn a_bundle_goes_where_its_output_option_points() {
-        let Command::Bundle(options) =
-            parse("inpod bundle -o /tmp/x --log /a --log /b --redact-addresses")
-                .unwrap()
-                .command
+        let Command::Bundle(options) = parse("inpod bundle -o /tmp/x --logs").unwrap().command
         else {
             panic!("no bundle");
         };
         assert_eq!(options.output, PathBuf::from("/tmp/x"));
-        assert!(options.redact_addresses && options.logs.len() == 2);
+        assert!(options.has_logs);
     }
 }

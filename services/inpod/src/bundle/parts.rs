@@ -10,14 +10,12 @@ use inpod_proto::{
     types::v1::{PodSelector, SandboxRef},
     ztunnelbroker::v1::ListWorkloadsRequest,
 };
-use tokio::{net::UnixStream, time::timeout};
 
-use super::{collect::Collector, files};
+use super::archive::Archive;
 use crate::{
-    arguments::BundleOptions,
-    doctor,
+    doctor::{self, DoctorOptions},
     error::CommandError,
-    host_fs::{HostFs, Observed},
+    host_fs::Observed,
     json,
     node::{BROKER, NETCONFIG, Node, POD_EVENTS},
 };
@@ -25,27 +23,13 @@ use crate::{
 /// The most pods, and the most network namespaces, that are described one by one.
 const MAX_ITEMS: usize = 500;
 
-const HOST_FILES: [(&str, &str); 7] = [
-    ("node/osrelease.txt", "/proc/sys/kernel/osrelease"),
-    ("node/os-release.txt", "/etc/os-release"),
-    ("node/modules.txt", "/proc/modules"),
-    ("node/mountinfo.txt", "/proc/1/mountinfo"),
-    (
-        "node/enrolled-namespaces.txt",
-        "/var/lib/inpod/plugin/enrolled-namespaces",
-    ),
-    ("node/containerd-config.txt", "/etc/containerd/config.toml"),
-    ("node/crio-config.txt", "/etc/crio/crio.conf"),
-];
-
-pub(super) async fn all(
+pub(super) async fn add_all(
     node: &Node,
-    options: &BundleOptions,
-    to: &mut Collector,
+    doctor: &DoctorOptions,
+    to: &mut Archive,
 ) -> Result<(), CommandError> {
     let asking = node.with_timeout(doctor::QUERY_TIMEOUT);
     let node = &asking;
-    let doctor = &options.doctor;
     let report = async { Ok(doctor::as_json(node, doctor).await) };
     to.add("doctor.json", report).await?;
     pods(node, to).await?;
@@ -54,42 +38,17 @@ pub(super) async fn all(
     let is_here = |service: &&str| node.socket(service).exists();
     let optional = doctor::OPTIONAL_SERVICES.into_iter().filter(is_here);
     for service in doctor::SERVICES.into_iter().chain(optional) {
-        to.add(
-            &format!("metrics/{service}.txt"),
-            doctor::metrics(node, service),
-        )
-        .await?;
-        to.add(
-            &format!("services/{service}.txt"),
-            started(node, &doctor.root, service),
-        )
-        .await?;
+        let name = format!("metrics/{service}.txt");
+        to.add(&name, doctor::metrics(node, service)).await?;
     }
-    chain(options, to)?;
-    installer(&doctor.root, to)?;
-    for (name, path) in HOST_FILES {
-        found(name, doctor.root.text_if_there(path), to)?;
-    }
-    logs(options, to)
+    Ok(())
 }
 
 fn pretty(message: &impl prost::Message, name: &str) -> Observed<String> {
     json::pretty(message, name).map_err(|error| error.to_string())
 }
 
-fn found(
-    name: &str,
-    text: Observed<Option<String>>,
-    to: &mut Collector,
-) -> Result<(), CommandError> {
-    match text {
-        Ok(Some(text)) => to.put(name, &text),
-        Ok(None) => to.add_missing(name, "does not exist"),
-        Err(why) => to.add_missing(name, &why),
-    }
-}
-
-async fn pods(node: &Node, to: &mut Collector) -> Result<(), CommandError> {
+async fn pods(node: &Node, to: &mut Archive) -> Result<(), CommandError> {
     let status = async {
         let mut client = node.pod_events();
         let answer = client.get_status(node.request(GetStatusRequest {}));
@@ -104,7 +63,10 @@ async fn pods(node: &Node, to: &mut Collector) -> Result<(), CommandError> {
     let answer = client.list_pods(node.request(ListPodsRequest::default()));
     let pods = match node.answer(POD_EVENTS, answer).await {
         Ok(pods) => pods,
-        Err(error) => return to.add_missing("pods.json", &error.first_line()),
+        Err(error) => {
+            to.list_missing("pods.json", &error.first_line());
+            return Ok(());
+        }
     };
     to.add("pods.json", async { pretty(&pods, "ListPodsResponse") })
         .await?;
@@ -132,12 +94,15 @@ async fn explained(node: &Node, pod: PodSelector) -> Observed<String> {
     )
 }
 
-async fn netns(node: &Node, to: &mut Collector) -> Result<(), CommandError> {
+async fn netns(node: &Node, to: &mut Archive) -> Result<(), CommandError> {
     let mut client = node.netconfig();
     let answer = client.list_claims(node.request(ListClaimsRequest {}));
     let claims = match node.answer(NETCONFIG, answer).await {
         Ok(claims) => claims,
-        Err(error) => return to.add_missing("claims.json", &error.first_line()),
+        Err(error) => {
+            to.list_missing("claims.json", &error.first_line());
+            return Ok(());
+        }
     };
     let text = async { pretty(&claims, "inpod.netconfig.v1.ListClaimsResponse") };
     to.add("claims.json", text).await?;
@@ -179,7 +144,7 @@ async fn listeners(node: &Node, sandbox: SandboxRef) -> Observed<String> {
     pretty(&answer, "inpod.netconfig.v1.ListListenersResponse")
 }
 
-async fn broker(node: &Node, to: &mut Collector) -> Result<(), CommandError> {
+async fn broker(node: &Node, to: &mut Archive) -> Result<(), CommandError> {
     let workloads = async {
         let mut client = node.broker();
         let answer = client.list_workloads(node.request(ListWorkloadsRequest {}));
@@ -188,84 +153,6 @@ async fn broker(node: &Node, to: &mut Collector) -> Result<(), CommandError> {
         pretty(&answer, "inpod.ztunnelbroker.v1.ListWorkloadsResponse")
     };
     to.add("workloads.json", workloads).await
-}
-
-async fn started(node: &Node, root: &HostFs, service: &str) -> Observed<String> {
-    let stream = timeout(
-        doctor::QUERY_TIMEOUT,
-        UnixStream::connect(node.socket(service)),
-    )
-    .await;
-    let stream = stream.map_err(|_elapsed| "connection not accepted in time".to_owned())?;
-    let peer = stream.and_then(|stream| stream.peer_cred());
-    let peer = peer.map_err(|error| error.to_string())?;
-    let pid = peer.pid().filter(|pid| *pid > 0);
-    files::started(
-        root,
-        pid.ok_or_else(|| "its pid is not visible from here".to_owned())?,
-    )
-}
-
-fn chain(options: &BundleOptions, to: &mut Collector) -> Result<(), CommandError> {
-    let doctor = &options.doctor;
-    let root = &doctor.root;
-    let chain = doctor::network_chain(root, &doctor.paths);
-    directory("cni", root, &chain.directory, to)
-}
-
-fn installer(root: &HostFs, to: &mut Collector) -> Result<(), CommandError> {
-    directory("installer", root, doctor::INSTALLER_STATE, to)
-}
-
-fn directory(
-    part: &str,
-    root: &HostFs,
-    path: &str,
-    to: &mut Collector,
-) -> Result<(), CommandError> {
-    let names = match root.names(path) {
-        Ok(names) => names.unwrap_or_default(),
-        Err(why) => return to.add_missing(part, &why),
-    };
-    if names.is_empty() {
-        return to.add_missing(part, &format!("{path} is empty or does not exist"));
-    }
-    for file in names.iter().take(MAX_ITEMS) {
-        let from = format!("{path}/{file}");
-        if root.at(&from).is_file() {
-            found(
-                &format!("{part}/{}", plain(file)),
-                root.text_if_there(&from),
-                to,
-            )?;
-        }
-    }
-    Ok(())
-}
-
-fn logs(options: &BundleOptions, to: &mut Collector) -> Result<(), CommandError> {
-    let root = &options.doctor.root;
-    for path in &options.logs {
-        let file = path.file_name().unwrap_or_default().to_string_lossy();
-        found(
-            &format!("logs/{}", plain(&file)),
-            files::tail(path).map(Some),
-            to,
-        )?;
-    }
-    match files::logs(root) {
-        Ok(logs) => {
-            for (name, path) in logs {
-                found(
-                    &format!("logs/{}", plain(&name)),
-                    files::tail(&root.at(&path)).map(Some),
-                    to,
-                )?;
-            }
-            Ok(())
-        }
-        Err(why) => to.add_missing("logs", &why),
-    }
 }
 
 /// Returns a file name that starts with a number, because truncated names may be equal.

@@ -17,7 +17,6 @@ use crate::{
 
 pub(crate) use kernel::{FEATURES, Need};
 pub(crate) use services::metrics;
-pub(crate) use state::INSTALLER_STATE;
 
 pub(crate) const INSTALLER: &str = "installer";
 

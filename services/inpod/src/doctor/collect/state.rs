@@ -10,7 +10,7 @@ use super::{
 };
 use crate::host_fs::{HostFs, Observed};
 
-pub(crate) const INSTALLER_STATE: &str = "/var/lib/inpod/installer";
+const INSTALLER_STATE: &str = "/var/lib/inpod/installer";
 
 /// Inspects a file or directory; returns `None` if the path does not exist.
 pub(super) fn inode(root: &HostFs, path: &str) -> Observed<Option<Inode>> {

@@ -1,10 +1,16 @@
+//! The logs of inpod's pods on this node.
+
 use std::{
     fs::File,
     io::{Read as _, Seek as _, SeekFrom},
     path::Path,
 };
 
-use crate::host_fs::{HostFs, Observed};
+use super::archive::Archive;
+use crate::{
+    error::CommandError,
+    host_fs::{HostFs, Observed},
+};
 
 /// The most bytes of a log that are collected; only the end of a longer log is kept.
 const MAX_LOG_BYTES: u64 = 2 << 20;
@@ -13,8 +19,23 @@ const MAX_LOG_BYTES: u64 = 2 << 20;
 /// container.
 const POD_LOG_DIRECTORY: &str = "/var/log/pods";
 
+pub(super) fn add_all(root: &HostFs, to: &mut Archive) -> Result<(), CommandError> {
+    let logs = find(root).unwrap_or_else(|why| {
+        to.list_missing("logs", &why);
+        Vec::new()
+    });
+    for (name, path) in logs {
+        let name = format!("logs/{name}");
+        match tail(&root.at(&path)) {
+            Ok(text) => to.put(&name, &text)?,
+            Err(why) => to.list_missing(&name, &why),
+        }
+    }
+    Ok(())
+}
+
 /// Reads the end of a log, from the start of a line.
-pub(super) fn tail(path: &Path) -> Observed<String> {
+fn tail(path: &Path) -> Observed<String> {
     let read = || {
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
@@ -35,7 +56,7 @@ fn from_line(text: &str) -> String {
 }
 
 /// Returns the name in the bundle and the path on the node for each log of inpod's pods.
-pub(super) fn logs(root: &HostFs) -> Observed<Vec<(String, String)>> {
+fn find(root: &HostFs) -> Observed<Vec<(String, String)>> {
     let mut found = Vec::new();
     let pods = root.names(POD_LOG_DIRECTORY)?.unwrap_or_default();
     // Directories of inpod's pods are named NAMESPACE_inpod-HASH_UID, whatever the namespace.
@@ -64,25 +85,6 @@ pub(super) fn logs(root: &HostFs) -> Observed<Vec<(String, String)>> {
     Ok(found)
 }
 
-/// Returns the command line and the settings in the environment, followed by the cgroup, status and limits of the
-/// process.
-pub(super) fn started(root: &HostFs, pid: i32) -> Observed<String> {
-    let lines = |text: String| text.split('\0').map(str::to_owned).collect::<Vec<_>>();
-    let command = lines(root.text(format!("/proc/{pid}/cmdline"))?).join("\n  ");
-    let environment = lines(root.text(format!("/proc/{pid}/environ"))?);
-    let settings: Vec<_> = environment
-        .into_iter()
-        .filter(|it| it.starts_with("INPOD_"))
-        .collect();
-    let status = root.text(format!("/proc/{pid}/status"))?;
-    let limits = root.text(format!("/proc/{pid}/limits"))?;
-    let cgroup = root.text(format!("/proc/{pid}/cgroup"))?;
-    let settings = settings.join("\n");
-    Ok(format!(
-        "{command}\n\n{settings}\n\n{cgroup}\n{status}\n{limits}"
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -98,7 +100,7 @@ mod tests {
             fs::create_dir_all(&container).unwrap();
             fs::write(container.join("0.log"), "text\n").unwrap();
         }
-        let found = logs(&root).unwrap();
+        let found = find(&root).unwrap();
         let path = "/var/log/pods/mesh_inpod-abcde_u1/netconfig/0.log";
         assert_eq!(
             found,
