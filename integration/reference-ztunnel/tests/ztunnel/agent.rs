@@ -32,7 +32,7 @@ impl Agent {
     }
 
     pub(crate) fn accept_silent(&self) -> Connection {
-        let (socket, _) = self.0.accept().expect("a ztunnel");
+        let (socket, _) = restart(|| self.0.accept()).expect("a ztunnel");
         socket.set_read_timeout(Some(DEADLINE)).expect("timeout");
         Connection(socket)
     }
@@ -41,6 +41,17 @@ impl Agent {
         let mut connection = self.accept_silent();
         assert_eq!(connection.receive(), b"\x08\x01", "the hello");
         connection
+    }
+}
+
+/// Repeats a call with a timeout, which the kernel does not restart after a signal, such as the signals that glibc itself
+/// sends to all threads.
+fn restart<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
     }
 }
 
@@ -53,17 +64,9 @@ impl Connection {
 
     pub(crate) fn try_receive(&mut self) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; 4096];
-        loop {
-            match self.0.read(&mut buffer) {
-                // A read with a timeout is not restarted after a signal, such as the signals that glibc itself sends to
-                // all threads.
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                read => {
-                    buffer.truncate(read?);
-                    return Ok(buffer);
-                }
-            }
-        }
+        let length = restart(|| self.0.read(&mut buffer))?;
+        buffer.truncate(length);
+        Ok(buffer)
     }
 
     pub(crate) fn send(&self, packet: &[u8], descriptors: &[&File]) {

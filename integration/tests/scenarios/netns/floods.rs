@@ -158,7 +158,7 @@ fn requests_of_four_megabytes_take_up_no_memory() {
 #[test]
 fn a_service_keeps_a_bounded_number_of_connections() {
     let own = std::process::id().to_string();
-    run("prlimit", &["--pid", &own, "--nofile=16384"]).unwrap();
+    run("prlimit", &["--pid", &own, "--nofile=32768"]).unwrap();
     let (node, pod) = node_with_pod();
     let mut open = Vec::new();
     for (_, socket) in sockets(&node) {
@@ -214,6 +214,6 @@ fn an_add_without_free_files_may_be_tried_again() {
     for part in ["\"code\":11", "OVERLOADED"] {
         assert!(outcome.stdout.contains(part), "{outcome:?}");
     }
-    run("prlimit", &["--pid", &pid, "--nofile=16384"]).unwrap();
+    run("prlimit", &["--pid", &pid, "--nofile=32768"]).unwrap();
     eventually("the ADD succeeds", TIMEOUT, || node.add(&pod)).unwrap();
 }

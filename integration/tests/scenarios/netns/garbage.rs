@@ -93,7 +93,7 @@ fn bytes_that_are_no_call_end_their_connection_and_nothing_else() {
 fn a_thousand_connections_that_say_nothing_or_stop_half_way_keep_nobody_from_being_served() {
     // This process's limit applies to its children.
     let own = std::process::id().to_string();
-    run("prlimit", &["--pid", &own, "--nofile=8192"]).unwrap();
+    run("prlimit", &["--pid", &own, "--nofile=32768"]).unwrap();
     let node = Node::running().unwrap();
     let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
     serves_others(&node, &pod);
