@@ -3,9 +3,11 @@
 use std::time::SystemTime;
 
 use inpod_proto::{
-    podevents::v1::{ListPodsRequest, PodSummary},
+    podevents::v1::{GetStatusRequest, ListPodsRequest, PodSummary},
     types::v1::PodSelector,
 };
+
+use inpod_service::escape_controls;
 
 use crate::{
     arguments::{Format, PodQuery},
@@ -45,8 +47,27 @@ pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<
     let answer = node.answer(POD_EVENTS, answer).await?;
     match json::structured(query.format, &answer, "ListPodsResponse")? {
         Some(text) => out.print_line(&text),
-        None => out.print_text(&table(&answer.pods, query.format)),
+        None => {
+            let notice = kill_switch_notice(node).await;
+            out.print_text(&(table(&answer.pods, query.format) + &notice))
+        }
     }
+}
+
+/// Returns a line below the table if the kill switch keeps new pods outside the mesh, which no pod's row shows.
+async fn kill_switch_notice(node: &Node) -> String {
+    let mut client = node.pod_events();
+    let answer = client.get_status(node.request(GetStatusRequest {}));
+    let answer = node.answer(POD_EVENTS, answer).await;
+    let conditions = answer.map_or_else(|_| Vec::new(), |status| status.conditions);
+    let mut unmet = conditions.into_iter().filter(|condition| !condition.ok);
+    let switch = unmet.find(|condition| condition.name == "kill-switch");
+    switch.map_or_else(String::new, |switch| {
+        format!(
+            "\nThe kill switch is on: {}\n",
+            escape_controls(&switch.message)
+        )
+    })
 }
 
 pub(crate) fn selector(query: &PodQuery) -> Option<PodSelector> {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use inpod_cni::{
-    enrolled::{ENROLLED_FILE, is_disabled},
+    enrolled::{DISABLED_FILE, ENROLLED_FILE, is_disabled},
     spool::{SPOOL_DIR, boot_id},
 };
 use inpod_service::{Readiness, UninstallMode};
@@ -36,6 +36,9 @@ use spool::{Event, EventHandler};
 const SCAN_INTERVAL: Duration = Duration::from_secs(5);
 
 const CONDITION: &str = "plugin-state";
+
+/// The condition that is not met while the plugin is disabled.
+const KILL_SWITCH: &str = "kill-switch";
 
 /// Replays the spool and maintains the list of enrolled namespaces.
 #[derive(Debug)]
@@ -103,8 +106,22 @@ impl PluginState {
         } else {
             self.problem.clone().map_or(Ok(()), Err)
         };
+        if is_due {
+            self.report_kill_switch();
+        }
         let written = self.write_enrolled(is_due).await;
         self.report(read.and(written));
+    }
+
+    fn report_kill_switch(&self) {
+        let result = match self.shared.is_disabled() {
+            false => Ok(()),
+            true => Err(format!(
+                "every new pod of this node starts outside the mesh: run `installer enable`, or remove {}",
+                self.state_dir.join(DISABLED_FILE).display()
+            )),
+        };
+        self.conditions.set(KILL_SWITCH, result);
     }
 
     async fn read_spool(&mut self) -> Result<(), String> {

@@ -100,6 +100,7 @@ cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- range $name, $value := dict "repair_pods" "repairPods" "label_pods" "labelPods" "delete_pods" "deletePods" "init_container_name" "initContainerName" "broken_pod_label_key" "brokenPodLabelKey" "broken_pod_label_value" "brokenPodLabelValue" }}
 {{- if hasKey (default dict $.repair.settings) $name }}{{ $_ := set $no (printf "repair.settings.%s" $name) (printf "the chart derives the rights from a value; set repair.%s" $value) }}{{ end }}
 {{- end }}
+{{- if and (eq (coalesce $global.hub .hub) "localhost") (ne (coalesce .pullPolicy $global.imagePullPolicy) "Never") }}{{ $_ := set $no "hub=localhost" "no registry has images there; set hub to the registry of your images, or pullPolicy=Never for images that are on every node" }}{{ end }}
 {{- if not (has .topology (list "combined" "split")) }}{{ $_ := set $no "topology" "must be combined or split" }}{{ end }}
 {{- if .metrics.podMonitor.enabled }}
 {{- if or (not .metrics.address) (hasPrefix "127." .metrics.address) (hasPrefix "[::1]" .metrics.address) }}{{ $_ := set $no "metrics.podMonitor.enabled" "Prometheus cannot reach metrics.address, which is local to the node; set it to 0.0.0.0:15014 or [::]:15014" }}{{ end }}

@@ -132,7 +132,10 @@ fn the_service_leads_to_the_webhooks_port_and_the_configuration_is_one() {
     );
     let map = only("ConfigMap");
     let config = crate::yaml(map["data"]["inject.yaml"].as_str().unwrap());
-    let image = format!("localhost/validate:{}", env!("CARGO_PKG_VERSION"));
+    let image = format!(
+        "registry.example/inpod/validate:{}",
+        env!("CARGO_PKG_VERSION")
+    );
     assert_eq!(config["proxy"]["validationImage"], image);
     assert_eq!(config["revision"], "default");
 }

@@ -293,7 +293,10 @@ fn a_container_runs_its_component_and_knows_its_peers() {
         let image = text(container, "/image");
         assert_eq!(
             image,
-            format!("localhost/{name}:{}", env!("CARGO_PKG_VERSION")),
+            format!(
+                "registry.example/inpod/{name}:{}",
+                env!("CARGO_PKG_VERSION")
+            ),
             "{}",
             platform.name
         );

@@ -36,7 +36,9 @@ fn rendered(what: &[&str], values: &[&str]) -> anyhow::Result<String> {
     let helm = std::env::var_os("HELM").and_then(|path| path.into_string().ok());
     let helm = helm.context("HELM names no program: run ./integration/test kubernetes")?;
     let release = ["template", "inpod", CHART, "--namespace", SYSTEM];
-    let set = values.iter().flat_map(|value| ["--set", value]);
+    // The images are imported on the node.
+    let values = values.iter().chain(&["pullPolicy=Never"]);
+    let set = values.flat_map(|value| ["--set", value]);
     let set: Vec<_> = set.collect();
     run(&helm, &[&release[..], &SERVER, what, &set].concat())
 }

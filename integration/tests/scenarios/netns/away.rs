@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::ensure;
 use inpod_proto::podevents::v1::PodState;
-use integration::{Call, Node, Outcome, Pod, Spec, TIMEOUT, eventually};
+use integration::{Call, Node, Outcome, Pod, Spec, TIMEOUT, bin, eventually, run};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -266,11 +266,23 @@ fn pods_that_the_kill_switch_admitted_unenrolled_stay_outside_as_long_as_it_is_s
     assert_eq!(outcome.code, 0, "{outcome:?}");
     stop_pod_events(&node);
     start_pod_events(&node);
-    node.ready().unwrap();
+    node.healthy("pod-events").unwrap();
+    let run_dir = node.run_dir().display().to_string();
+    let client = bin("inpod").unwrap().display().to_string();
+    let pods = || run(&client, &["pods", "--run-dir", &run_dir]).unwrap();
+    let printed = pods();
+    let (listed, notice) = printed.split_once("\n\n").unwrap();
+    assert!(listed.contains("shop"), "{listed}");
+    assert!(
+        notice.contains("kill switch") && notice.contains("installer enable"),
+        "{notice}"
+    );
     assert_eq!(spooled(&node).len(), 1);
     assert!(pod.traces().unwrap().is_empty());
     fs::remove_file(switch).unwrap();
     node.until_whole(&pod.spec).unwrap();
+    node.ready().unwrap();
+    assert!(!pods().contains("kill switch"));
     assert_eq!(spooled(&node), [""; 0]);
 }
 

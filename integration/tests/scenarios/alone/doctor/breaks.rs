@@ -253,7 +253,10 @@ fn what_the_plugin_leaves_and_reads() {
     let before = host.verdicts();
     let state = host.node.state_dir();
     let switch = state.join("disabled");
-    let set = [("KILL_SWITCH", "", "failed")];
+    let set = [
+        ("CONDITION_BAD", "pod-events/kill-switch", "failed"),
+        ("KILL_SWITCH", "", "failed"),
+    ];
     breaks(
         &host,
         &before,
