@@ -56,7 +56,7 @@ const PODS_REDIRECTED: Metric = Metric {
 const PODS_FAILING: Metric = Metric {
     name: "pods_failing",
     labels: "reason",
-    help: "Pods with an unresolved failure, by reason; ZTUNNEL_QUARANTINED counts pods in quarantine",
+    help: "Pods with an unresolved failure, including pods whose ADD fails, by reason; ZTUNNEL_QUARANTINED counts pods in quarantine",
 };
 const PODS_LET_THROUGH: Metric = Metric {
     name: "pods_let_through",
@@ -177,45 +177,30 @@ impl Metrics {
 
 /// Registers gauges that count pods at each scrape.
 fn watch_pods(registry: &mut Registry, pods: &Pods) {
-    let counted = pods.clone();
-    let read = move || states(&counted);
-    registry.register_collector(ObservableGauge::by_label(
-        PODS.labels,
-        PODS.name,
-        PODS.help,
-        read,
-    ));
-    let counted = pods.clone();
-    let redirected = move || redirected(&counted);
-    let metric = PODS_REDIRECTED;
-    registry.register_collector(ObservableGauge::by_label(
-        metric.labels,
-        metric.name,
-        metric.help,
-        redirected,
-    ));
-    let counted = pods.clone();
-    let failing = move || {
-        let reasons = counted.count(|pod: &View| pod.failure.as_ref().map(reason_name));
-        let failing = reasons.into_iter().filter_map(|(name, n)| Some((name?, n)));
-        failing.collect::<Vec<_>>()
+    let mut register = |metric: Metric, count: fn(&Pods) -> Vec<(&'static str, u64)>| {
+        let pods = pods.clone();
+        let read = move || count(&pods);
+        let (name, help) = (metric.name, metric.help);
+        registry.register_collector(ObservableGauge::by_label(metric.labels, name, help, read));
     };
-    let metric = PODS_FAILING;
-    registry.register_collector(ObservableGauge::by_label(
-        metric.labels,
-        metric.name,
-        metric.help,
-        failing,
-    ));
-    let counted = pods.clone();
+    register(PODS, states);
+    register(PODS_REDIRECTED, redirected);
+    register(PODS_FAILING, failing);
+    let pods = pods.clone();
     let is_admitted_unenrolled =
         |pod: &View| pod.records.last().is_some_and(|it| it.admitted_unenrolled);
     let let_through = move || {
-        let counts = counted.count(is_admitted_unenrolled);
+        let counts = pods.count(is_admitted_unenrolled);
         counts.get(&true).copied().unwrap_or_default()
     };
     let metric = PODS_LET_THROUGH;
     registry.register_collector(ObservableGauge::new(metric.name, metric.help, let_through));
+}
+
+fn failing(pods: &Pods) -> Vec<(&'static str, u64)> {
+    let reasons = pods.count(|pod: &View| pod.failure.as_ref().map(reason_name));
+    let failing = reasons.into_iter();
+    failing.filter_map(|(name, n)| Some((name?, n))).collect()
 }
 
 fn reason_name(failure: &Failure) -> &'static str {
@@ -227,11 +212,8 @@ fn watch_queue(registry: &mut Registry, shared: &Shared) {
     let whole = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let admission = shared.admission.clone();
     let waiting = move || whole(admission.waiting());
-    registry.register_collector(ObservableGauge::new(
-        ADDS_WAITING.name,
-        ADDS_WAITING.help,
-        waiting,
-    ));
+    let metric = ADDS_WAITING;
+    registry.register_collector(ObservableGauge::new(metric.name, metric.help, waiting));
     let admission = shared.admission.clone();
     let working = move || whole(admission.working());
     let metric = ADDS_IN_PROGRESS;
@@ -252,9 +234,16 @@ fn redirected(pods: &Pods) -> Vec<(&'static str, u64)> {
 }
 
 fn states(pods: &Pods) -> Vec<(&'static str, u64)> {
-    let counts = pods
-        .count(|view: &View| i32::from(task::state(view.records.last().map(|record| &**record))));
-    let count = |state: PodState| counts.get(&i32::from(state)).copied().unwrap_or_default();
+    let counts = pods.count(|view: &View| {
+        let record = view.records.last()?;
+        Some(i32::from(task::state(Some(record))))
+    });
+    let count = |state: PodState| {
+        counts
+            .get(&Some(i32::from(state)))
+            .copied()
+            .unwrap_or_default()
+    };
     STATES.map(|(state, name)| (name, count(state))).to_vec()
 }
 

@@ -15,8 +15,8 @@ use inpod_proto::{
 };
 use inpod_types::Reason;
 use integration::{
-    App, Call, HealthWatch, Named, Node, SERVICES, Spec, TIMEOUT, Verbs, bin, eventually, health,
-    refusal, run,
+    App, Call, HealthWatch, Named, Node, Pod, SERVICES, Spec, TIMEOUT, Verbs, bin, eventually,
+    health, refusal, run,
 };
 use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
@@ -56,8 +56,11 @@ fn without_ztunnel(settings: &[&str]) -> anyhow::Result<Node> {
 
 /// The ADD waits for a ztunnel.
 fn waiting_add(node: &Node) -> anyhow::Result<thread::JoinHandle<i32>> {
-    let pod = node.sandbox(Spec::new("waiting").ambient())?;
-    let call = node.call(Call::add, &pod);
+    waiting_add_of(node, &node.sandbox(Spec::new("waiting").ambient())?)
+}
+
+fn waiting_add_of(node: &Node, pod: &Pod) -> anyhow::Result<thread::JoinHandle<i32>> {
+    let call = node.call(Call::add, pod);
     let add = thread::spawn(move || call.run().map_or(-1, |outcome| outcome.code));
     eventually("the ADD is under way", TIMEOUT, || {
         let text = scrape(node, "pod-events")?;
@@ -86,24 +89,24 @@ fn every_service_tells_its_metrics_to_curl_on_its_own_socket() {
     }
 }
 
+fn component_up(all: &str, component: &str) -> Option<f64> {
+    let series = format!("inpod_component_up{{component=\"{component}\"}}");
+    number(all, &series)
+}
+
 #[test]
 fn the_node_tells_all_metrics_on_one_port_and_one_that_is_away_costs_its_up() {
     let node = Node::running().unwrap();
     let all = scrape_all(&node).unwrap();
     for service in SERVICES {
-        let up = format!("up{{component=\"{service}\"}}");
-        assert_eq!(number(&all, &up), Some(1.0), "{all}");
+        assert_eq!(component_up(&all, service), Some(1.0), "{all}");
     }
     assert_eq!(number(&all, "inpod_netconfig_claims"), Some(0.0), "{all}");
 
     node.stop("netconfig", Signal::SIGKILL).unwrap();
     let all = scrape_all(&node).unwrap();
-    assert_eq!(
-        number(&all, "up{component=\"netconfig\"}"),
-        Some(0.0),
-        "{all}"
-    );
-    assert_eq!(number(&all, "up{component=\"ztunnel-broker\"}"), Some(1.0));
+    assert_eq!(component_up(&all, "netconfig"), Some(0.0), "{all}");
+    assert_eq!(component_up(&all, "ztunnel-broker"), Some(1.0), "{all}");
     assert_eq!(number(&all, "inpod_netconfig_claims"), None, "{all}");
     let live = "inpod_ztunnel_broker_sessions{phase=\"live\"}";
     assert_eq!(number(&all, live), Some(1.0), "{all}");
@@ -117,12 +120,8 @@ fn a_service_that_hangs_costs_a_scrape_a_second_and_its_up() {
     let all = scrape_all(&node).unwrap();
     let took = began.elapsed();
     node.signal("netconfig", Signal::SIGCONT).unwrap();
-    assert_eq!(
-        number(&all, "up{component=\"netconfig\"}"),
-        Some(0.0),
-        "{all}"
-    );
-    assert_eq!(number(&all, "up{component=\"ztunnel-broker\"}"), Some(1.0));
+    assert_eq!(component_up(&all, "netconfig"), Some(0.0), "{all}");
+    assert_eq!(component_up(&all, "ztunnel-broker"), Some(1.0), "{all}");
     assert!(took >= Duration::from_millis(900), "{took:?}");
 }
 
@@ -210,6 +209,28 @@ fn an_add_is_counted_by_every_service_that_has_a_part_in_it() {
     ] {
         assert_eq!(number(&text, series), Some(wanted), "{series} in\n{text}");
     }
+}
+
+#[test]
+fn a_pod_whose_add_fails_counts_until_an_add_succeeds() {
+    let node = without_ztunnel(&[]).unwrap();
+    let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
+    let failing = || {
+        let series = "inpod_pod_events_pods_failing{reason=\"ZTUNNEL_NEVER_CONNECTED\"}";
+        number(&scrape_all(&node).unwrap(), series)
+    };
+    let socket = inpod_service::socket(&node.run_dir(), "pod-events");
+    let verbs = Verbs::at(&socket).unwrap();
+    let add = verbs.add(&Named::of(&pod), Duration::from_secs(5));
+    let refused = verbs.answers(vec![add]).unwrap().remove(0).result;
+    assert_eq!(refused.unwrap_err().reason, Reason::ZtunnelNeverConnected);
+    assert_eq!(failing(), Some(1.0));
+    // The runtime repeats the ADD at once, which waits for ztunnel again.
+    let add = waiting_add_of(&node, &pod).unwrap();
+    assert_eq!(failing(), Some(1.0));
+    node.start_ztunnel(&[]).unwrap();
+    assert_eq!(add.join().unwrap(), 0);
+    assert_eq!(failing(), None);
 }
 
 #[test]

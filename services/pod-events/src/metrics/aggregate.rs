@@ -2,7 +2,6 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fmt::Write as _,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -13,10 +12,8 @@ use inpod_service::{
     metrics::{RenderMetrics, fetch},
 };
 
-/// The timeout for all other services together. A late service only has its `up` set to 0.
+/// The timeout for all other services together. A late service counts as down.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(1);
-
-const OWN_NAME: &str = crate::SERVICE.name;
 
 const OTHERS: [&str; 4] = ["netconfig", "ztunnel-broker", "installer", "repair"];
 
@@ -59,7 +56,7 @@ impl RenderMetrics for AggregatedMetrics {
             };
             (*name, text)
         }));
-        let mut texts = vec![(OWN_NAME, Some(self.own.text()))];
+        let mut texts = vec![(crate::SERVICE.name, Some(self.own.text()))];
         texts.extend(fetched.await);
         merge(&texts)
     }
@@ -119,13 +116,12 @@ impl<'a> Families<'a> {
 fn merge(texts: &[(&str, Option<String>)]) -> String {
     let mut families = Families::default();
     let mut merged = String::from(
-        "# HELP up Whether the metrics of a component could be read.\n# TYPE up gauge\n",
+        "# HELP inpod_component_up Whether the metrics of a component could be read.\n# TYPE inpod_component_up gauge\n",
     );
     for (component, text) in texts {
         let whole = text.as_deref().filter(|text| text.ends_with("# EOF\n"));
         let up = u8::from(whole.is_some());
-        // Writing into a string cannot fail.
-        writeln!(merged, "up{{component=\"{component}\"}} {up}").unwrap_or_default();
+        merged += &format!("inpod_component_up{{component=\"{component}\"}} {up}\n");
         families.add(whole.unwrap_or_default());
     }
     for line in families
@@ -133,8 +129,7 @@ fn merge(texts: &[(&str, Option<String>)]) -> String {
         .iter()
         .flat_map(|family| family.head.iter().chain(&family.samples))
     {
-        merged.push_str(line);
-        merged.push('\n');
+        merged.extend([*line, "\n"]);
     }
     merged.push_str("# EOF\n");
     merged
@@ -160,10 +155,10 @@ mod tests {
     fn what_several_services_have_is_declared_once_and_counted_for_each() {
         let merged = merge(&[("a", text("a")), ("b", text("b"))]);
         let wanted = "\
-            # HELP up Whether the metrics of a component could be read.\n\
-            # TYPE up gauge\n\
-            up{component=\"a\"} 1\n\
-            up{component=\"b\"} 1\n\
+            # HELP inpod_component_up Whether the metrics of a component could be read.\n\
+            # TYPE inpod_component_up gauge\n\
+            inpod_component_up{component=\"a\"} 1\n\
+            inpod_component_up{component=\"b\"} 1\n\
             # HELP process_open_fds Open file descriptors.\n\
             # TYPE process_open_fds gauge\n\
             process_open_fds{component=\"a\"} 9\n\
@@ -179,13 +174,13 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_is_down_or_truncated_only_has_its_up_set_to_0() {
+    fn a_service_without_whole_metrics_counts_as_down() {
         let cut = text("c").unwrap().replace("# EOF\n", "");
         let merged = merge(&[("a", text("a")), ("b", None), ("c", Some(cut))]);
         for line in [
-            "up{component=\"a\"} 1\n",
-            "up{component=\"b\"} 0\n",
-            "up{component=\"c\"} 0\n",
+            "inpod_component_up{component=\"a\"} 1\n",
+            "inpod_component_up{component=\"b\"} 0\n",
+            "inpod_component_up{component=\"c\"} 0\n",
             "inpod_a_ready 1\n",
         ] {
             assert!(merged.contains(line), "{line} is not in\n{merged}");

@@ -3,7 +3,11 @@ use std::{collections::BTreeMap, sync::Arc};
 use inpod_types::{NetworkName, SandboxRef};
 
 use super::{Handle, Registry};
-use crate::{checkpoint::Record, pod::PodKey, task::View};
+use crate::{
+    checkpoint::{Intent, Record},
+    pod::PodKey,
+    task::View,
+};
 
 impl Registry {
     pub(crate) fn owner(&self, sandbox: &SandboxRef) -> Option<Arc<PodKey>> {
@@ -47,10 +51,23 @@ impl Registry {
         tasks.running.keys().map(|key| PodKey::clone(key)).collect()
     }
 
+    /// Counts views of pods by kind: of the pods with a task, and of the pods of the source whose last ADD failed. The
+    /// failed view counts until the pod's next ADD has ended, because the runtime repeats an ADD at once.
     pub(crate) fn count<K: Ord>(&self, kind: impl Fn(&View) -> K) -> BTreeMap<K, u64> {
+        let inventory = self.shared.source.inventory();
+        let tasks = self.tasks();
+        let is_adding = |handle: &Handle| {
+            let view = handle.lock();
+            let adding = |record: &Arc<Record>| record.intent == Intent::Enrolling;
+            view.failure.is_none() && view.records.last().is_none_or(adding)
+        };
+        let refused = tasks.failed.iter().filter(|(key, _)| {
+            inventory.pod(key).is_some() && tasks.running.get(key).is_none_or(is_adding)
+        });
+        let running = tasks.running.values().map(|handle| kind(&handle.lock()));
         let mut counts = BTreeMap::new();
-        for handle in self.tasks().running.values() {
-            *counts.entry(kind(&handle.lock())).or_default() += 1;
+        for kind in running.chain(refused.map(|(_, view)| kind(view))) {
+            *counts.entry(kind).or_default() += 1;
         }
         counts
     }
