@@ -55,7 +55,15 @@ fn samples(name: &str, kind: &str) -> Vec<String> {
 }
 
 fn known() -> BTreeSet<String> {
-    let mut known = BTreeSet::from(["up".to_owned(), "process_resident_memory_bytes".to_owned()]);
+    let mut known = BTreeSet::from(
+        [
+            "up",
+            "kube_daemonset_status_number_unavailable",
+            "process_resident_memory_bytes",
+            "inpod_component_up",
+        ]
+        .map(str::to_owned),
+    );
     for (metric, ending) in OWN {
         let name = format!("inpod_pod_events_{}", metric.name);
         known.extend(match *ending {
@@ -84,8 +92,12 @@ fn others() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> 
 
 fn named(expression: &str) -> BTreeSet<String> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    let is_metric =
-        |word: &&str| *word == "up" || word.starts_with("inpod_") || word.starts_with("process_");
+    let is_metric = |word: &&str| {
+        let prefixes = ["inpod_", "process_", "kube_"];
+        // A pattern for names of metrics has the prefix alone.
+        let is_prefixed = |prefix: &&str| word.len() > prefix.len() && word.starts_with(*prefix);
+        *word == "up" || prefixes.iter().any(is_prefixed)
+    };
     words.filter(is_metric).map(str::to_owned).collect()
 }
 
@@ -117,39 +129,52 @@ fn the_metrics_of_the_list_are_registered_under_these_names() {
 }
 
 #[test]
-fn every_query_of_the_dashboard_asks_for_metrics_that_exist() {
-    let dashboard: Value =
-        serde_json::from_str(&read("deploy/helm/inpod/dashboards/inpod.json")).unwrap();
+fn dashboard_panels_have_descriptions_units_and_known_metrics() {
     let known = known();
-    let panels = list(&dashboard, "panels");
-    let targets: Vec<_> = panels
-        .iter()
-        .flat_map(|panel| list(panel, "targets"))
-        .collect();
-    assert!(targets.len() > 20);
-    for target in targets {
-        let names = named(text(target, "/expr"));
-        assert!(
-            !names.is_empty() && names.is_subset(&known),
-            "{target}: {names:?}"
-        );
+    for name in ["fleet", "node"] {
+        let file = read(&format!("deploy/helm/inpod/dashboards/inpod-{name}.json"));
+        let dashboard: Value = serde_json::from_str(&file).unwrap();
+        for panel in list(&dashboard, "panels") {
+            assert!(!text(panel, "/description").is_empty(), "{panel}");
+            assert!(
+                !text(panel, "/fieldConfig/defaults/unit").is_empty(),
+                "{panel}"
+            );
+            for target in list(panel, "targets") {
+                let expression = text(target, "/expr");
+                let names = named(expression);
+                assert!(!names.is_empty() && names.is_subset(&known), "{target}");
+                let is_of_node = expression.contains("node=\"$node\"");
+                assert_eq!(is_of_node, name == "node", "{target}");
+            }
+        }
     }
 }
 
 #[test]
-fn every_alert_asks_for_metrics_that_exist_and_says_what_to_do() {
+fn alerts_have_known_metrics_a_node_and_a_description() {
     let known = known();
-    let alerts = alerts();
-    assert!(alerts.len() > 10);
-    for alert in alerts {
-        let names = named(text(&alert, "/expr"));
-        assert!(
-            !names.is_empty() && names.is_subset(&known),
-            "{alert}: {names:?}"
-        );
-        assert!(!text(&alert, "/annotations/remedy").is_empty());
-        assert!(!text(&alert, "/annotations/summary").is_empty());
+    for alert in alerts() {
+        let expression = text(&alert, "/expr");
+        let names = named(expression);
+        assert!(!names.is_empty() && names.is_subset(&known), "{alert}");
+        assert!(!text(&alert, "/annotations/description").is_empty());
+        let summary = text(&alert, "/annotations/summary");
+        let is_of_cluster =
+            ["InpodNotScraped", "InpodPodsUnavailable"].contains(&text(&alert, "/alert"));
+        assert_ne!(is_of_cluster, summary.contains("$labels.node"), "{alert}");
+        let mut labels = expression.split(" by (").skip(1);
+        assert!(labels.all(|labels| labels.starts_with("node")), "{alert}");
         assert!(["critical", "warning", "info"].contains(&text(&alert, "/labels/severity")));
+    }
+}
+
+#[test]
+fn promtool_tests_expect_every_alert() {
+    let tests = read("integration/lint/alerts.yaml");
+    for alert in alerts() {
+        let expected = format!("alertname=\"{}\"", text(&alert, "/alert"));
+        assert!(tests.contains(&expected), "{expected}");
     }
 }
 
