@@ -38,11 +38,34 @@ pub(crate) async fn check(
         .into_inner()
         .status();
     if status != ServingStatus::Serving {
-        let name = service.name;
-        bail!(
-            "{name} is not ready: {}; see GetStatus of pod-events, or {name}'s /metrics",
-            status.as_str_name()
-        );
+        bail!(describe(service.name, question, status));
     }
     Ok(())
+}
+
+fn describe(name: &str, question: Question, status: ServingStatus) -> String {
+    let status = status.as_str_name();
+    match question {
+        Question::Ready => {
+            format!(
+                "{name} is not ready: {status}; see GetStatus of pod-events, or {name}'s /metrics"
+            )
+        }
+        Question::Live => format!("{name} is not live: {status}; see its log"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_liveness_check_does_not_mention_readiness() {
+        let text = |question| describe("netconfig", question, ServingStatus::NotServing);
+        assert_eq!(
+            text(Question::Live),
+            "netconfig is not live: NOT_SERVING; see its log"
+        );
+        assert!(text(Question::Ready).starts_with("netconfig is not ready: NOT_SERVING"));
+    }
 }

@@ -162,7 +162,7 @@ impl Pipeline {
     ///
     /// # Errors
     ///
-    /// The first failure, together with the failures of the undo.
+    /// The first failure, together with the failures of the undo or of the checkpoint.
     pub async fn enroll(
         &self,
         broker: Option<&str>,
@@ -179,7 +179,11 @@ impl Pipeline {
         match intent_before.filter(keeps) {
             Some(before) => {
                 record.intent = before;
-                self.checkpoint.write(record)?;
+                if let Err(error) = self.checkpoint.write(record) {
+                    let unwritten = Failure::from(error);
+                    tracing::warn!(sandbox = %record.sandbox, %unwritten, "Cannot record a failed enrollment");
+                    failure.message = format!("{}; {unwritten}", failure.message);
+                }
             }
             None => failure.undo_failures = self.undo(record, log).await,
         }
@@ -341,6 +345,7 @@ impl Pipeline {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{record, set_disk_fault, shared};
 
     #[tokio::test(start_paused = true)]
     async fn forward_steps_leave_three_seconds_of_thirty_for_undoing() {
@@ -352,6 +357,24 @@ mod tests {
     async fn a_short_deadline_is_shared_between_doing_and_undoing() {
         let deadline = Instant::now() + Duration::from_secs(3);
         assert_eq!(deadline - work_deadline(deadline), Duration::from_secs(1));
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_does_not_hide_why_an_enrollment_failed() {
+        let directory = tempfile::tempdir().unwrap();
+        let shared = shared(directory.path()).await;
+        set_disk_fault(|_| Some(Err(std::io::ErrorKind::StorageFull.into())));
+        let mut waits = pin!(std::future::pending());
+        let context = EnrollContext::background(deadline_in(30), waits.as_mut());
+        let fingerprint = "f".to_owned();
+        let before = Some(Intent::Enrolled { fingerprint });
+        let (mut record, mut log) = (record("c1"), Timeline::default());
+        let enrolled = shared
+            .pipeline
+            .enroll(None, before, &mut record, &mut log, context);
+        let failure = enrolled.await.unwrap_err();
+        assert_eq!(failure.reason, Reason::DependencyUnavailable, "{failure}");
+        assert!(failure.message.contains("[CHECKPOINT_FAILED]"), "{failure}");
     }
 
     #[tokio::test]
