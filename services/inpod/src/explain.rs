@@ -66,7 +66,7 @@ fn text(known: &ExplainPodResponse, now: SystemTime) -> String {
     text
 }
 
-fn facts(known: &ExplainPodResponse, now: SystemTime) -> [(&'static str, String); 11] {
+fn facts(known: &ExplainPodResponse, now: SystemTime) -> [(&'static str, String); 12] {
     let pod = known.pod.clone().unwrap_or_default();
     let desired = display::format_enrollment(known.desired());
     let sandbox = known.sandbox.as_ref().map(|sandbox| {
@@ -82,6 +82,7 @@ fn facts(known: &ExplainPodResponse, now: SystemTime) -> [(&'static str, String)
             format!("{desired} ({})", display::reason(known.reason)),
         ),
         ("Failure", failure(known)),
+        ("Waiting", waiting(known, now)),
         ("Remedy", known.remedy.clone()),
         ("Next", next(known, now)),
         ("Annotation", annotation(known)),
@@ -103,6 +104,14 @@ fn failure(known: &ExplainPodResponse) -> String {
         write!(text, "; not rolled back: {left}").unwrap_or_default();
     }
     text
+}
+
+fn waiting(known: &ExplainPodResponse, now: SystemTime) -> String {
+    let Some(wait) = &known.waiting else {
+        return String::new();
+    };
+    let (since, until) = (time::age(wait.since, now), time::ahead(wait.until, now));
+    format!("for {} since {since} (gives up {until})", wait.waits_for)
 }
 
 fn next(known: &ExplainPodResponse, now: SystemTime) -> String {

@@ -2,6 +2,7 @@
 
 mod bypass;
 mod next_step;
+mod remedy;
 mod report;
 
 use std::sync::Arc;
@@ -17,10 +18,12 @@ use crate::{
     checkpoint::{Intent, Record},
     decide::{Decision, Policy, inputs_of},
     drift::DriftKind,
+    in_flight::AddWait,
     inventory::Inventory,
+    pipeline::Synced,
     pod::{Pod, PodKey},
     registry::Registry,
-    task::{Shared, View, state},
+    task::{Refusal, Shared, View, state},
     timeline::Entry,
 };
 
@@ -33,6 +36,7 @@ pub(crate) struct PodInfo {
     decision: Decision,
     view: View,
     inventory: Arc<Inventory>,
+    wait: Option<AddWait>,
 }
 
 /// Returns `None` if neither the source nor the checkpoint knows the pod.
@@ -59,6 +63,7 @@ pub(crate) fn pod_info(shared: &Shared, registry: &Registry, key: &PodKey) -> Op
         decision,
         view,
         inventory,
+        wait: registry.add_wait(key),
     })
 }
 
@@ -98,12 +103,22 @@ impl PodInfo {
             .is_some_and(|record| record.admitted_unenrolled)
     }
 
-    fn failure(&self) -> Option<types::Failure> {
-        let failure = self.view.failure.as_ref()?;
-        Some(types::Failure {
-            message: failure.message.clone(),
-            ..failure.into()
-        })
+    /// Returns the failure of the last step or, if there is none, the reason why the last ADD was refused.
+    fn failure(&self) -> Option<&Failure> {
+        let is_current = |refusal: &&Arc<Refusal>| {
+            let uid = refusal.uid.as_ref();
+            self.decision.enrollment != Enrollment::None && uid.is_none_or(|uid| self.has_uid(uid))
+        };
+        let refusal = self.view.refusal.as_ref().filter(is_current);
+        let refused = refusal.map(|refusal| &refusal.failure);
+        self.view.failure.as_ref().or(refused)
+    }
+}
+
+fn failure_to_wire(failure: &Failure) -> types::Failure {
+    types::Failure {
+        message: failure.message.clone(),
+        ..failure.into()
     }
 }
 
@@ -114,7 +129,7 @@ pub(crate) fn summary(known: &PodInfo) -> wire::PodSummary {
         reason: known.decision.reason.number(),
         state: state(known.current()).into(),
         sandbox: known.current().map(|record| (&record.sandbox).into()),
-        last_failure: known.failure(),
+        last_failure: known.failure().map(failure_to_wire),
         let_through: known.is_admitted_unenrolled(),
         since: known.view.since.map(Into::into),
         next_attempt_at: known.view.next_attempt.map(Into::into),
@@ -124,11 +139,10 @@ pub(crate) fn summary(known: &PodInfo) -> wire::PodSummary {
 pub(crate) fn response(
     known: &PodInfo,
     policy: &Policy<'_>,
+    synced: &Synced,
     reports: ServiceReports,
 ) -> wire::ExplainPodResponse {
     let (decision, view, current) = (&known.decision, &known.view, known.current());
-    let reason = |failure: &Failure| failure.reason;
-    let cause = view.failure.as_ref().map_or(decision.reason, reason);
     let state = state(current);
     let unavailable = reports.unavailable();
     let ztunnels = reports.ztunnels(current);
@@ -137,10 +151,11 @@ pub(crate) fn response(
         pod: Some((&known.pod).into()),
         desired: types::Enrollment::from(decision.enrollment).into(),
         reason: decision.reason.number(),
-        remedy: cause.remedy().to_owned(),
+        remedy: remedy::describe(known, rules.as_ref(), &ztunnels, &unavailable).to_owned(),
         inputs: inputs(known, policy),
         state: state.into(),
-        last_failure: known.failure(),
+        last_failure: known.failure().map(failure_to_wire),
+        waiting: known.wait.map(|wait| remedy::wait_to_wire(wait, synced)),
         sandbox: current.map(|record| (&record.sandbox).into()),
         netns: current.and_then(|record| record.netns_id).map(Into::into),
         netns_path: current.map(path).unwrap_or_default(),
@@ -230,4 +245,30 @@ pub(crate) fn list_conditions(conditions: &Readiness) -> Vec<wire::Condition> {
         message: condition.message,
     })
     .collect()
+}
+
+#[cfg(test)]
+fn running_pod(enrollment: Enrollment, records: Vec<Record>) -> PodInfo {
+    let mut shown = crate::testing::pod("shop", "web");
+    shown.addresses = crate::testing::record("c1").addresses;
+    let (pod, key) = (
+        shown.pod.clone(),
+        (shown.pod.namespace.clone(), shown.pod.name.clone()),
+    );
+    let mut inventory = Inventory::default();
+    inventory.pods.insert(key.clone(), shown);
+    PodInfo {
+        pod,
+        key,
+        decision: Decision {
+            enrollment,
+            reason: Reason::LabelOnPod,
+        },
+        view: View {
+            records: records.into_iter().map(Arc::new).collect(),
+            ..View::default()
+        },
+        inventory: Arc::new(inventory),
+        wait: None,
+    }
 }

@@ -7,9 +7,13 @@ use std::{
 
 use futures_util::future::join_all;
 use inpod_types::{Failure, Reason, SandboxRef};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
-use crate::pod::PodKey;
+use crate::{
+    counters::{Phase, Phases},
+    pod::PodKey,
+    task::AddCall,
+};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InFlight(Arc<Mutex<State>>);
@@ -24,7 +28,18 @@ struct State {
 struct Add {
     key: PodKey,
     sandbox: SandboxRef,
+    phases: Phases,
+    until: Instant,
     cancel: watch::Sender<()>,
+}
+
+/// The wait of an unanswered ADD.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AddWait {
+    pub(crate) phase: Phase,
+    pub(crate) since: Instant,
+    /// The time at which the ADD gives up.
+    pub(crate) until: Instant,
 }
 
 impl InFlight {
@@ -34,7 +49,8 @@ impl InFlight {
 
     /// Registers an ADD until the returned value is dropped. Returns the other pod if another pod has an ADD of the
     /// same container in flight.
-    pub(crate) fn begin(&self, key: &PodKey, sandbox: &SandboxRef) -> Result<InFlightAdd, PodKey> {
+    pub(crate) fn begin(&self, key: &PodKey, call: &AddCall) -> Result<InFlightAdd, PodKey> {
+        let sandbox = &call.sandbox;
         let (cancel, cancelled) = watch::channel(());
         let mut state = self.lock();
         let is_other =
@@ -47,6 +63,8 @@ impl InFlight {
         let add = Add {
             key: key.clone(),
             sandbox: sandbox.clone(),
+            phases: call.phases.clone(),
+            until: call.work_deadline,
             cancel,
         };
         state.adds.insert(number, add);
@@ -54,6 +72,17 @@ impl InFlight {
             in_flight: self.clone(),
             number,
             cancelled,
+        })
+    }
+
+    pub(crate) fn wait_of(&self, key: &PodKey) -> Option<AddWait> {
+        let state = self.lock();
+        let add = state.adds.values().rev().find(|add| add.key == *key)?;
+        let (phase, since) = add.phases.current();
+        Some(AddWait {
+            phase,
+            since,
+            until: add.until,
         })
     }
 
@@ -103,7 +132,7 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
-    use crate::testing::sandbox;
+    use crate::testing::{add_call, sandbox};
 
     fn key() -> PodKey {
         ("shop".parse().unwrap(), "web".parse().unwrap())
@@ -112,8 +141,8 @@ mod tests {
     #[tokio::test]
     async fn a_delete_ends_the_adds_of_its_sandbox_and_waits_until_they_have_ended() {
         let in_flight = InFlight::default();
-        let mut add = in_flight.begin(&key(), &sandbox("a")).unwrap();
-        let mut other = in_flight.begin(&key(), &sandbox("b")).unwrap();
+        let mut add = in_flight.begin(&key(), &add_call("a")).unwrap();
+        let mut other = in_flight.begin(&key(), &add_call("b")).unwrap();
         let ends = sandbox("a");
         let mut delete = Box::pin(in_flight.cancel(&ends));
         assert_eq!(delete.as_mut().now_or_never(), None, "it has not ended");
@@ -129,9 +158,9 @@ mod tests {
     #[tokio::test]
     async fn an_add_that_begins_after_a_delete_or_was_answered_is_not_ended_by_it() {
         let in_flight = InFlight::default();
-        drop(in_flight.begin(&key(), &sandbox("a")).unwrap());
+        drop(in_flight.begin(&key(), &add_call("a")).unwrap());
         assert_eq!(in_flight.cancel(&sandbox("a")).await, None);
-        let mut later = in_flight.begin(&key(), &sandbox("a")).unwrap();
+        let mut later = in_flight.begin(&key(), &add_call("a")).unwrap();
         assert!(later.cancelled().now_or_never().is_none());
     }
 }

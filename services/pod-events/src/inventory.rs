@@ -27,6 +27,12 @@ impl Inventory {
         self.gaps.is_empty()
     }
 
+    /// Returns the first gap as the end of a message about a missing pod; empty without a gap.
+    pub(crate) fn describe_gap(&self) -> String {
+        let gap = self.gaps.first();
+        gap.map_or_else(String::new, |gap| format!("; {gap}"))
+    }
+
     pub fn is_namespace_unknown(&self, name: &NamespaceName) -> bool {
         !self.namespaces.contains_key(name) && (self.namespaces_required || !self.is_complete())
     }

@@ -16,6 +16,7 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, future, stream};
+use inpod_proto::podevents::v1::PodState;
 use inpod_types::{Failure, PodUid, Reason, Revision, SandboxRef, Workload};
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -28,9 +29,10 @@ use crate::{
     drift::DriftKind,
     in_flight::InFlight,
     pipeline::{is_transient, workload_of},
-    pod::PodKey,
+    pod::{Pod, PodKey},
     task::{
-        AddCall, Added, Command, Interrupts, Shared, Task, View, log_refusal, resolve::resolve,
+        AddCall, Added, Command, Interrupts, Refusal, Shared, Task, View, log_refusal,
+        resolve::resolve, state,
     },
     trace,
 };
@@ -84,9 +86,28 @@ impl Handle {
 }
 
 impl Tasks {
+    fn take_failed(&mut self, key: &PodKey) -> View {
+        let index = self.failed.iter().position(|(known, _)| **known == *key);
+        let failed = index.and_then(|index| self.failed.remove(index));
+        failed.map(|(_, view)| view).unwrap_or_default()
+    }
+
+    /// Sets the refusal in the view of the pod's task or, without a task, among the failed pods.
+    fn set_refusal(&mut self, key: &Arc<PodKey>, refusal: Option<Arc<Refusal>>) {
+        let Some(handle) = self.running.get(key) else {
+            let mut view = self.take_failed(key);
+            view.refusal = refusal;
+            return self.remember_failed(Arc::clone(key), view);
+        };
+        let mut view = handle.lock();
+        if state(view.records.last().map(|record| &**record)) != PodState::Enrolled {
+            view.refusal = refusal;
+        }
+    }
+
     fn remember_failed(&mut self, key: Arc<PodKey>, view: View) {
         self.failed.retain(|(known, _)| *known != key);
-        if view.failure.is_some() {
+        if view.failure.is_some() || view.refusal.is_some() {
             self.failed.push_back((key, view));
         }
         if self.failed.len() > MAX_FAILED {
@@ -122,7 +143,12 @@ impl Registry {
         let key = Arc::new(key);
         let (commands, receiver) = mpsc::unbounded_channel();
         let (interrupts, sent) = watch::channel(Interrupts::default());
-        let view = Arc::default();
+        let failed = tasks.take_failed(&key);
+        let view = Arc::new(Mutex::new(View {
+            timeline: failed.timeline,
+            refusal: failed.refusal,
+            ..View::default()
+        }));
         let task = Task::new(
             Arc::clone(&self.shared),
             Arc::clone(&key),
@@ -186,7 +212,28 @@ impl Registry {
         if let Err(failure) = &added {
             log_refusal(key, &call.sandbox, &call.trace, failure);
         }
+        self.remember_refusal(key, &call, added.as_ref().err());
         added
+    }
+
+    /// Remembers why an ADD was refused, or that an ADD was not. An ADD that its own DEL has cancelled was not refused.
+    fn remember_refusal(&self, key: &PodKey, call: &AddCall, failure: Option<&Failure>) {
+        if failure.is_some_and(|failure| failure.reason == Reason::SandboxNotCurrent) {
+            return;
+        }
+        let uid_of = |pod: &Pod| pod.pod.uid.clone();
+        let uid = || self.shared.source.inventory().pod(key).map(uid_of);
+        let refusal = failure.map(|failure| {
+            Arc::new(Refusal {
+                uid: call.uid.clone().or_else(uid),
+                failure: failure.clone(),
+            })
+        });
+        let key = Arc::new(key.clone());
+        self.tasks().set_refusal(&key, refusal);
+        if failure.is_some() {
+            self.shared.pod_changes.notify(&key);
+        }
     }
 
     /// Refuses a container of another pod before anything is written: the claim and the checkpoint bear the sandbox's
@@ -194,7 +241,7 @@ impl Registry {
     async fn add_owned(&self, key: &PodKey, call: &AddCall) -> Result<Added, Failure> {
         let mut in_flight = self
             .in_flight
-            .begin(key, &call.sandbox)
+            .begin(key, call)
             .map_err(|other| of_another_pod(&call.sandbox, &other))?;
         if let Some(other) = self.other_owner(key, &call.sandbox) {
             return Err(of_another_pod(&call.sandbox, &other));

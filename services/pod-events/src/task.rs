@@ -27,6 +27,7 @@ use std::{
 };
 
 use inpod_cni::enrolled::is_disabled;
+use inpod_proto::podevents::v1::PodState;
 use inpod_service::{Trace, UninstallMode};
 use inpod_types::{Enrollment, Failure, NetnsId, PodRef, Reason, SandboxRef};
 use tokio::{
@@ -62,8 +63,8 @@ pub use add::AddCall;
 pub use interrupt::Interrupts;
 pub use replay::{OfflineAdd, ReplayOutcome};
 pub(crate) use settings::is_permission_known;
-pub use view::View;
 pub(crate) use view::state;
+pub use view::{Refusal, View};
 
 #[derive(Debug)]
 pub enum Command {
@@ -171,7 +172,7 @@ pub(crate) struct Task {
     discovery_due: Option<Instant>,
 }
 
-fn wall_clock(then: Instant) -> SystemTime {
+pub(crate) fn wall_clock(then: Instant) -> SystemTime {
     SystemTime::now() + then.saturating_duration_since(Instant::now())
 }
 
@@ -202,11 +203,11 @@ impl Task {
         // The claims of an interrupted enrollment are not in the checkpoint.
         let is_interrupted = |record: &Arc<Record>| record.intent == Intent::Enrolling;
         let unclaimed = records.iter().any(is_interrupted);
-        let timeline = Timeline::default();
-        view.lock()
+        let timeline = view
+            .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .timeline
-            .clone_from(&timeline);
+            .clone();
         let task = Self {
             shared,
             key,
@@ -278,6 +279,9 @@ impl Task {
         view.next_attempt = self.wake.map(wall_clock);
         view.drift.clone_from(&self.drift);
         view.next = self.next;
+        if state(self.records.last().map(|record| &**record)) == PodState::Enrolled {
+            view.refusal = None;
+        }
         drop(view);
         if is_changed {
             self.shared.pod_changes.notify(&self.key);

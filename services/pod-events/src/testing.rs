@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use inpod_service::Trace;
 use inpod_types::{NetnsRef, PodRef, Revision, SandboxRef, keys};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use nix::time::{ClockId, clock_gettime};
@@ -26,7 +27,7 @@ use crate::{
     checkpoint::{Checkpoint, Intent, Record},
     clients::Clients,
     config::{Config, KEYS},
-    counters::Counters,
+    counters::{Counters, Phases},
     drift::Repairs,
     injection::Injection,
     leave_mode::LeaveMode,
@@ -36,7 +37,7 @@ use crate::{
     redirection::{Capture, Inbound, Ipv6, Proxy, Redirection, Requested, Sidecar, Sidecars},
     source::Source,
     status::StatusReporter,
-    task::Shared,
+    task::{AddCall, Shared},
 };
 
 pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
@@ -124,6 +125,19 @@ pub(crate) fn record(container_id: &str) -> Record {
         runtime_uid: None,
         admitted_unenrolled: false,
         redirection: Redirection::default(),
+    }
+}
+
+pub(crate) fn add_call(container_id: &str) -> AddCall {
+    AddCall {
+        sandbox: sandbox(container_id),
+        uid: None,
+        netns: NetnsRef::from_path("/run/netns/a"),
+        addresses: Vec::new(),
+        deadline: Instant::now() + Duration::from_secs(30),
+        work_deadline: Instant::now() + Duration::from_secs(27),
+        trace: Trace::default(),
+        phases: Phases::default(),
     }
 }
 

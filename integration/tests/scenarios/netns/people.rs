@@ -1,6 +1,7 @@
 //! `inpod`, the operators' client: its output and errors.
 
 mod explain;
+mod faults;
 mod watch;
 
 use std::process::{Command, Output, Stdio};
@@ -142,6 +143,7 @@ fn a_resync_repairs_drift_without_a_notification_and_is_logged() {
         "\nBypasses\n  Its rules are not in sync.\n",
         "\nRules\n  not in sync (",
         "\n  pending transaction:\n    ",
+        "\nRemedy      Wait: inpod restores the rules by itself.",
     ] {
         assert!(text.contains(said), "{said}: {text}");
     }

@@ -64,7 +64,7 @@ reasons! {
     /// The caller is not authorized for the class of this call.
     CallerRefused = 21, "CALLER_REFUSED", "Call from a process on the host or from the service that the RPC names; see the setting peer.";
     /// The source of pods, such as the API server, does not know the pod.
-    PodUnknown = 22, "POD_UNKNOWN", "Wait for the pod to appear, or check that it was not deleted in the meantime.";
+    PodUnknown = 22, "POD_UNKNOWN", "Correct the manifest if the message names one; otherwise wait for the pod to appear, or check that it was not deleted in the meantime.";
     /// A pod of the given name exists, but has another UID.
     PodUidMismatch = 23, "POD_UID_MISMATCH", "Nothing to do: the sandbox belongs to an earlier pod of this name.";
     /// The pod is bound to another node than the node of the agent.
@@ -84,7 +84,7 @@ reasons! {
     /// The agent's state could not be written to the checkpoint.
     CheckpointFailed = 31, "CHECKPOINT_FAILED", "Free space on the file system of run_dir, or repair it.";
     /// The plugin could not reach the agent, or lost the connection.
-    AgentUnavailable = 32, "AGENT_UNAVAILABLE", "Check that pod-events runs on this node.";
+    AgentUnavailable = 32, "AGENT_UNAVAILABLE", "Check that pod-events runs on this node and listens on the named socket, the plugin's setting agentSocket.";
     /// A bug in inpod made the call fail.
     Internal = 33, "INTERNAL", "Report it with the log of the named service.";
     /// There is no record of the named sandbox.

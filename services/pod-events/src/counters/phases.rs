@@ -114,6 +114,12 @@ impl Phases {
         work.instrument(part).await
     }
 
+    /// Returns the current phase and its beginning.
+    pub(crate) fn current(&self) -> (Phase, Instant) {
+        let clock = self.lock();
+        (clock.phase, clock.since)
+    }
+
     pub(crate) fn spent(&self) -> BTreeMap<Phase, Duration> {
         let mut clock = self.lock();
         clock.count();

@@ -61,14 +61,15 @@ fn sidecar_exclusions(sidecar: &Sidecar) -> Vec<String> {
     excluded.chain(limited).collect()
 }
 
-fn is_wanted(known: &PodInfo) -> bool {
+pub(super) fn is_wanted(known: &PodInfo) -> bool {
     let enrollment = known.decision.enrollment;
     matches!(enrollment, Enrollment::Ambient | Enrollment::Sidecar)
 }
 
-/// Returns the sentence for a pod that belongs in the mesh but has no known sandbox.
+/// Returns the sentence for a pod that belongs in the mesh and runs, but has no known sandbox.
 fn without_sandbox(known: &PodInfo) -> Option<String> {
-    let wanted = is_wanted(known);
+    let has_address = known.shown().is_some_and(|pod| !pod.addresses.is_empty());
+    let wanted = is_wanted(known) && has_address;
     let why =
         "It should be in the mesh, but has no known sandbox: none of its traffic is captured.";
     wanted.then(|| why.to_owned())
@@ -126,33 +127,18 @@ fn direct_flows(flows: u32) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use inpod_types::{NetnsId, Reason};
+    use inpod_types::NetnsId;
 
     use super::*;
     use crate::{
         boottime::BootInstant,
-        decide::Decision,
-        inventory::Inventory,
+        explain::running_pod,
         redirection::RequestedSettings,
-        task::View,
-        testing::{pod, record, sidecar_of},
+        testing::{record, sidecar_of},
     };
 
     fn of(enrollment: Enrollment, records: Vec<Record>, flows: u32) -> Vec<String> {
-        let pod = pod("shop", "web").pod;
-        let known = PodInfo {
-            key: (pod.namespace.clone(), pod.name.clone()),
-            pod,
-            decision: Decision {
-                enrollment,
-                reason: Reason::NotSelected,
-            },
-            view: View {
-                records: records.into_iter().map(Arc::new).collect(),
-                ..View::default()
-            },
-            inventory: Arc::new(Inventory::default()),
-        };
+        let known = running_pod(enrollment, records);
         let rules = RulesReport {
             direct_flows: flows,
             ..RulesReport::default()
@@ -214,6 +200,13 @@ mod tests {
                 format!("Capture limited by {} to: none.", networks.0)
             ]
         );
+    }
+
+    #[test]
+    fn a_pod_that_never_ran_bypasses_nothing() {
+        let mut known = running_pod(Enrollment::Ambient, Vec::new());
+        known.inventory = Arc::default();
+        assert!(sentences(&known, None).is_empty());
     }
 
     #[test]

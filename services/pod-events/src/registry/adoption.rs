@@ -31,7 +31,7 @@ impl Registry {
             .buffer_unordered(MAX_CONCURRENT_SEARCHES)
             .filter_map(|adopted| future::ready(adopted.err()));
         let failures: Vec<_> = adopted.collect().await;
-        join_failures(failures)?;
+        join_failures(&failures)?;
         if pods > 0 {
             let records = self.records();
             let without_netns = records.iter().filter(|it| it.has_unknown_netns()).count();
@@ -65,7 +65,7 @@ impl Registry {
 }
 
 /// Joins the failures of several pods into one failure with the reason of the first.
-fn join_failures(failures: Vec<Failure>) -> Result<(), Failure> {
+fn join_failures(failures: &[Failure]) -> Result<(), Failure> {
     let Some(reason) = failures.first().map(|failure| failure.reason) else {
         return Ok(());
     };
@@ -100,8 +100,9 @@ mod tests {
     #[test]
     fn the_failures_of_an_adoption_are_named_up_to_a_limit() {
         let failure = |n| Failure::new(Reason::CheckpointFailed, format!("pod shop/p{n}: full"));
-        assert_eq!(join_failures(Vec::new()), Ok(()));
-        let joined = |count| join_failures((0..count).map(failure).collect()).unwrap_err();
+        assert_eq!(join_failures(&[]), Ok(()));
+        let joined =
+            |count| join_failures(&(0..count).map(failure).collect::<Vec<_>>()).unwrap_err();
         let both = "pod shop/p0: full [CHECKPOINT_FAILED]; pod shop/p1: full [CHECKPOINT_FAILED]";
         assert_eq!(joined(2).message, both);
         let many = joined(MAX_NAMED_PODS + 3).message;

@@ -5,11 +5,17 @@ use inpod_types::{NetworkName, SandboxRef};
 use super::{Handle, Registry};
 use crate::{
     checkpoint::{Intent, Record},
+    in_flight::AddWait,
     pod::PodKey,
     task::View,
 };
 
 impl Registry {
+    /// Returns the wait of the pod's last unanswered ADD.
+    pub(crate) fn add_wait(&self, key: &PodKey) -> Option<AddWait> {
+        self.in_flight.wait_of(key)
+    }
+
     pub(crate) fn owner(&self, sandbox: &SandboxRef) -> Option<Arc<PodKey>> {
         let tasks = self.tasks();
         let holds = |handle: &Handle| {

@@ -12,11 +12,13 @@ use crate::{
     pod::PodKey,
 };
 
-fn pod_unknown(name: &str) -> Failure {
-    Failure::new(Reason::PodUnknown, format!("pod {name} is not known"))
-}
-
 impl Server {
+    fn pod_unknown(&self, name: &str) -> Failure {
+        let gap = self.shared.source.inventory().describe_gap();
+        let message = format!("pod {name} is not known{gap}");
+        Failure::new(Reason::PodUnknown, message)
+    }
+
     pub(super) fn pod_info(&self, key: &PodKey) -> Option<PodInfo> {
         explain::pod_info(&self.shared, &self.registry, key)
     }
@@ -34,7 +36,7 @@ impl Server {
             };
         };
         let name = format!("{}/{}", key.0, key.1);
-        let known = self.pod_info(&key).ok_or_else(|| pod_unknown(&name))?;
+        let known = self.pod_info(&key).ok_or_else(|| self.pod_unknown(&name))?;
         if selection.matches(&known) {
             return Ok(known);
         }
@@ -50,7 +52,7 @@ impl Server {
         let by_uid = matching.iter().position(|known| known.pod.uid == *uid);
         let found =
             (!matching.is_empty()).then(|| matching.swap_remove(by_uid.unwrap_or_default()));
-        found.ok_or_else(|| pod_unknown(&format!("with UID {uid}")))
+        found.ok_or_else(|| self.pod_unknown(&format!("with UID {uid}")))
     }
 
     pub(super) fn summaries(
@@ -76,7 +78,7 @@ impl Server {
                 .is_some_and(|known| selection.matches(&known))
         });
         if keys.is_empty() && selection.names_pod() {
-            return Err(pod_unknown("that is so named"));
+            return Err(self.pod_unknown("that is so named"));
         }
         self.registry.resync(&keys).await;
         tracing::info!(pods = keys.len(), "Resynced pods");
@@ -90,7 +92,8 @@ impl Server {
             Some(record) if !matches!(record.intent, Intent::Out) => self.inspect(record).await,
             Some(_) | None => ServiceReports::default(),
         };
-        explain::response(known, &self.shared.policy(), reports)
+        let synced = self.shared.pipeline.synced.borrow().clone();
+        explain::response(known, &self.shared.policy(), &synced, reports)
     }
 
     async fn inspect(&self, record: &Record) -> ServiceReports {

@@ -8,7 +8,7 @@ mod metadata;
 mod watcher;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs, io, iter, mem,
     path::{Path, PathBuf},
     sync::Arc,
@@ -83,7 +83,7 @@ impl DirectorySource {
             path: path.clone(),
             scope,
             files: BTreeMap::new(),
-            unusable: BTreeSet::new(),
+            unusable: BTreeMap::new(),
         };
         directory
             .read()
@@ -185,7 +185,7 @@ struct Directory {
     scope: Scope,
     files: BTreeMap<PathBuf, File>,
     /// Files that have never been usable.
-    unusable: BTreeSet<PathBuf>,
+    unusable: BTreeMap<PathBuf, String>,
 }
 
 #[derive(Clone, Debug)]
@@ -215,7 +215,7 @@ impl Directory {
                 Ok(manifests) => manifests,
                 // An empty file is accepted unless it had content before.
                 Err(ManifestError::Empty)
-                    if !unusable.contains(&path)
+                    if !unusable.contains_key(&path)
                         && previous
                             .as_ref()
                             .is_none_or(|previous| previous.manifests.is_empty()) =>
@@ -254,7 +254,7 @@ impl Directory {
             );
         } else {
             tracing::error!(%file, error, "Cannot use a manifest; it has no previous content");
-            self.unusable.insert(path);
+            self.unusable.insert(path, error);
         }
     }
 
@@ -265,7 +265,7 @@ impl Directory {
             gaps: Arc::new(
                 self.unusable
                     .iter()
-                    .map(|file| unusable_message(file))
+                    .map(|(file, error)| unusable_message(file, error))
                     .collect(),
             ),
             ..Inventory::default()
@@ -317,8 +317,8 @@ impl File {
 }
 
 /// Describes a file that has never been usable. A file that breaks later keeps its content and leaves no gap.
-fn unusable_message(file: &Path) -> String {
-    format!("{} cannot be used", file.display())
+fn unusable_message(file: &Path, error: &str) -> String {
+    format!("{} cannot be used: {error}", file.display())
 }
 
 fn manifest_files(directory: &Path) -> io::Result<Vec<PathBuf>> {

@@ -95,8 +95,7 @@ fn refusal(shared: &Shared, inventory: &Inventory, key: &PodKey, call: &AddCall)
     let node = &shared.config.node_name;
     match inventory.pod(key) {
         None => {
-            let gap = inventory.gaps.first();
-            let gap = gap.map_or_else(String::new, |gap| format!("; {gap}"));
+            let gap = inventory.describe_gap();
             let message = format!("no pod {namespace}/{name} is known on node {node}{gap}");
             Failure::new(Reason::PodUnknown, message).at_field("pod")
         }

@@ -1,7 +1,7 @@
 use std::{sync::Arc, time::SystemTime};
 
 use inpod_proto::podevents::v1::PodState;
-use inpod_types::Failure;
+use inpod_types::{Failure, PodUid};
 
 use crate::{
     checkpoint::{Intent, Record},
@@ -16,6 +16,7 @@ pub struct View {
     /// The records of the pod's sandboxes; the current sandbox is the last.
     pub records: Vec<Arc<Record>>,
     pub failure: Option<Failure>,
+    pub refusal: Option<Arc<Refusal>>,
     pub timeline: Timeline,
     pub next_attempt: Option<SystemTime>,
     /// The action of the next attempt; `None` if the attempt claims the netns again.
@@ -23,6 +24,14 @@ pub struct View {
     /// The time when the sandbox entered its state; `None` if this process found the sandbox in the state.
     pub since: Option<SystemTime>,
     pub drift: Drift,
+}
+
+/// The last refusal of an ADD, kept until the pod is enrolled.
+#[derive(Debug)]
+pub struct Refusal {
+    /// The pod's UID; `None` if neither the runtime nor the source named a UID.
+    pub uid: Option<PodUid>,
+    pub failure: Failure,
 }
 
 impl View {
