@@ -7,6 +7,9 @@ use crate::{
 /// Describes the next attempt; the text is empty if no attempt is due.
 pub(super) fn describe(view: &View) -> &'static str {
     match (view.next_attempt, view.records.last()) {
+        (Some(_), Some(_)) if view.next == Some(Action::Idle) && view.records.len() == 1 => {
+            "verify its rules and repair them"
+        }
         (Some(_), Some(current)) => step(current, view.next),
         (Some(_), None) | (None, _) => "",
     }

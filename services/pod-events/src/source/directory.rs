@@ -318,6 +318,8 @@ impl File {
 
 /// Describes a file that has never been usable. A file that breaks later keeps its content and leaves no gap.
 fn unusable_message(file: &Path, error: &str) -> String {
+    // The further lines of a YAML error quote the file.
+    let error = error.lines().next().unwrap_or_default();
     format!("{} cannot be used: {error}", file.display())
 }
 

@@ -194,6 +194,7 @@ fn an_unreadable_manifest_is_named_with_its_error() {
     assert_eq!(exit, 1);
     print(&node, "8: unreadable manifest", &words, "shop/bad");
     let unusable = format!("{} cannot be used: invalid YAML: ", file.display());
+    assert!(!words.contains('\n'), "{words}");
     for part in [&unusable, "[POD_UNKNOWN]", "Correct the manifest"] {
         assert!(words.contains(part), "{part}: {words}");
         assert!(said.contains(part), "{part}: {said}");
@@ -235,6 +236,10 @@ fn contested_rules_are_explained_with_their_differences() {
             let text = explained(&node, "a");
             ensure!(text.contains("\nFailure     RULES_CONTESTED: "), "{text}");
             ensure!(text.contains("\n  pending transaction:\n"), "{text}");
+            ensure!(
+                text.contains(": verify its rules and repair them\n"),
+                "{text}"
+            );
             anyhow::Ok(text)
         });
         print(&node, "10: rules are contested", "", "shop/a");
