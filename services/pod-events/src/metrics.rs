@@ -198,7 +198,7 @@ fn watch_pods(registry: &mut Registry, pods: &Pods) {
 }
 
 fn failing(pods: &Pods) -> Vec<(&'static str, u64)> {
-    let reasons = pods.count(|pod: &View| pod.failure.as_ref().map(reason_name));
+    let reasons = pods.count(|pod: &View| pod.last_failure().map(reason_name));
     let failing = reasons.into_iter();
     failing.filter_map(|(name, n)| Some((name?, n))).collect()
 }

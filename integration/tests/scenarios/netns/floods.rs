@@ -15,6 +15,7 @@ use std::{
 
 use anyhow::ensure;
 
+use crate::netns::garbage::raise_open_files;
 use futures_util::StreamExt as _;
 use http_body_util::StreamBody;
 use hyper::body::{Bytes, Frame};
@@ -157,12 +158,11 @@ fn requests_of_four_megabytes_take_up_no_memory() {
 
 #[test]
 fn a_service_keeps_a_bounded_number_of_connections() {
-    let own = std::process::id().to_string();
-    run("prlimit", &["--pid", &own, "--nofile=32768"]).unwrap();
+    raise_open_files();
     let (node, pod) = node_with_pod();
     let mut open = Vec::new();
     for (_, socket) in sockets(&node) {
-        for _ in 0..3_000 {
+        for _ in 0..1_800 {
             let mut stream = UnixStream::connect(&socket).unwrap();
             // The service may have closed the connection.
             stream.write_all(PREFACE).unwrap_or_default();
@@ -205,15 +205,11 @@ fn an_add_without_free_files_may_be_tried_again() {
     let (node, pod) = node_with_pod();
     let pid = node.pid("netconfig").unwrap().to_string();
     let files = open_files(&node, "netconfig");
-    run(
-        "prlimit",
-        &["--pid", &pid, &format!("--nofile={files}:16384")],
-    )
-    .unwrap();
+    run("prlimit", &["--pid", &pid, &format!("--nofile={files}:")]).unwrap();
     let outcome = node.call(Call::add, &pod).run().unwrap();
     for part in ["\"code\":11", "OVERLOADED"] {
         assert!(outcome.stdout.contains(part), "{outcome:?}");
     }
-    run("prlimit", &["--pid", &pid, "--nofile=32768"]).unwrap();
+    run("prlimit", &["--pid", &pid, "--nofile=4096:"]).unwrap();
     eventually("the ADD succeeds", TIMEOUT, || node.add(&pod)).unwrap();
 }

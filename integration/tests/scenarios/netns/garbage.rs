@@ -67,6 +67,12 @@ fn serves_others(node: &Node, pod: &Pod) {
     assert_eq!(outcome.code, 0, "{outcome:?}");
 }
 
+/// Raises the limit of open files of this process, and so of the processes that it starts, to what it may have.
+pub(crate) fn raise_open_files() {
+    let script = "prlimit --pid $0 --nofile=$(prlimit --pid $0 --nofile -o HARD --noheadings)";
+    run("sh", &["-ec", script, &std::process::id().to_string()]).unwrap();
+}
+
 #[test]
 fn bytes_that_are_no_call_end_their_connection_and_nothing_else() {
     let node = Node::running().unwrap();
@@ -91,9 +97,7 @@ fn bytes_that_are_no_call_end_their_connection_and_nothing_else() {
 
 #[test]
 fn a_thousand_connections_that_say_nothing_or_stop_half_way_keep_nobody_from_being_served() {
-    // This process's limit applies to its children.
-    let own = std::process::id().to_string();
-    run("prlimit", &["--pid", &own, "--nofile=32768"]).unwrap();
+    raise_open_files();
     let node = Node::running().unwrap();
     let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
     serves_others(&node, &pod);

@@ -3,12 +3,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use inpod_types::{NetworkName, SandboxRef};
 
 use super::{Handle, Registry};
-use crate::{
-    checkpoint::{Intent, Record},
-    in_flight::AddWait,
-    pod::PodKey,
-    task::View,
-};
+use crate::{checkpoint::Record, in_flight::AddWait, pod::PodKey, task::View};
 
 impl Registry {
     /// Returns the wait of the pod's last unanswered ADD.
@@ -57,19 +52,14 @@ impl Registry {
         tasks.running.keys().map(|key| PodKey::clone(key)).collect()
     }
 
-    /// Counts views of pods by kind: of the pods with a task, and of the pods of the source whose last ADD failed. The
-    /// failed view counts until the pod's next ADD has ended, because the runtime repeats an ADD at once.
+    /// Counts views of pods by kind: of the pods with a task, and of the pods of the source whose last ADD was refused.
     pub(crate) fn count<K: Ord>(&self, kind: impl Fn(&View) -> K) -> BTreeMap<K, u64> {
         let inventory = self.shared.source.inventory();
         let tasks = self.tasks();
-        let is_adding = |handle: &Handle| {
-            let view = handle.lock();
-            let adding = |record: &Arc<Record>| record.intent == Intent::Enrolling;
-            view.failure.is_none() && view.records.last().is_none_or(adding)
+        let is_refused = |(key, _): &&(Arc<PodKey>, View)| {
+            inventory.pod(key).is_some() && !tasks.running.contains_key(key)
         };
-        let refused = tasks.failed.iter().filter(|(key, _)| {
-            inventory.pod(key).is_some() && tasks.running.get(key).is_none_or(is_adding)
-        });
+        let refused = tasks.failed.iter().filter(is_refused);
         let running = tasks.running.values().map(|handle| kind(&handle.lock()));
         let mut counts = BTreeMap::new();
         for kind in running.chain(refused.map(|(_, view)| kind(view))) {

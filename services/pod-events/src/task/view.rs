@@ -35,6 +35,12 @@ pub struct Refusal {
 }
 
 impl View {
+    /// Returns the failure of the last step or, if there is none, of the last refused ADD.
+    pub fn last_failure(&self) -> Option<&Failure> {
+        let refused = self.refusal.as_ref().map(|refusal| &refusal.failure);
+        self.failure.as_ref().or(refused)
+    }
+
     pub(super) fn state_since(&self, records: &[Arc<Record>]) -> Option<SystemTime> {
         let place = |record: &Arc<Record>| (record.sandbox.clone(), state(Some(record)));
         let before = self.records.last().map(place);
