@@ -45,7 +45,7 @@ fn deploy_try_makes_a_mesh_and_removes_it_without_a_trace() {
             printed.contains("exists and was not made by this script"),
             "{printed}"
         );
-        // What others made stays.
+        // The script removes no object of another owner.
         let (removed, printed) = deploy_try(cluster, &home, &["--remove"]);
         assert!(removed.status.success(), "{printed}");
         cluster.until_whole();

@@ -166,7 +166,7 @@ fn the_client_in_the_agents_pod_reads_all_services() {
     }
     eventually("they serve", TIMEOUT, || node.api().status()).unwrap();
     let exec = |words: &[&str]| {
-        // That of pod-events, the last of the services.
+        // "c" names the container of pod-events, the last service.
         let within = container("c");
         let words: Vec<_> = within
             .iter()

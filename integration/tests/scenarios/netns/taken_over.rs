@@ -25,7 +25,7 @@ root=$1 capabilities=$2 mounts=$3
 shift 3
 mkdir -p "$root" && mount -t tmpfs none "$root"
 for directory in /bin /sbin /lib /lib64 /usr /proc /dev; do
-  if [ -L "$directory" ]; then cp -a "$directory" "$root"
+  if [ -L "$directory" ]; then cp -P "$directory" "$root"
   elif [ -d "$directory" ]; then mkdir "$root$directory" && mount --rbind "$directory" "$root$directory"
   fi
 done
