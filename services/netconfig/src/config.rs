@@ -35,7 +35,7 @@ pub(crate) const KEYS: &[Key] = &[
     Key {
         name: "probe_match",
         default: Some("socket"),
-        help: "Which packets from the node to a pod are probes: socket (from any process on the node's network), kubelet (from its user), uid:NUMBER, cgroup:PATH, or off (probes are not exempted, and nothing is written in the node's netns)",
+        help: "Which packets from the node to a pod are probes: socket (from any process on the node's network), uid:NUMBER (from processes of that user), or off (probes are not exempted, and nothing is written in the node's netns)",
     },
     Key {
         name: "probe_source_v4",
@@ -77,7 +77,7 @@ pub struct Config {
 impl Config {
     pub(crate) fn probes(&self) -> probes::ProbeSettings {
         probes::ProbeSettings {
-            probe_match: self.probe_match.clone(),
+            probe_match: self.probe_match,
             source_v4: self.probe_source_v4,
             source_v6: self.probe_source_v6,
             aws_branch_eni: self.aws_branch_eni,

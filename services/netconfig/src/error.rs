@@ -11,7 +11,7 @@ use inpod_types::{InvalidIdentifier, NetnsId, PodUid, SandboxRef};
 pub(crate) use self::failure::IntoFailure;
 use crate::netns_session::ReachError;
 pub use crate::{inspect::InspectError, netlink::KernelError};
-pub use probes::{ClearError, ProbeSetError, SelectError, SetAddressesError};
+pub use probes::{ClearError, ProbeSetError, SetAddressesError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {

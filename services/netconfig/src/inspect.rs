@@ -14,8 +14,7 @@ pub(crate) use connections::{Connections, proxied};
 pub(crate) use grace_period::{GRACE_PERIOD, GracePeriod};
 pub use listeners::{Listener, Protocol, listeners};
 pub(crate) use process::{
-    PROC, has_processes, has_processes_in, parse_stat, proc_scans, process_directories,
-    read_process,
+    PROC, has_processes, has_processes_in, proc_scans, process_directories, read_process,
 };
 pub use process::{Process, processes};
 

@@ -97,10 +97,10 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     );
     let broker = netns_sock::listen(&daemon)?;
     let probe_sources = probes.sources();
-    let probe_set = ProbeSet::start(probes.clone(), daemon.readiness().clone());
+    let probe_set = ProbeSet::start(&probes, daemon.readiness().clone());
     let probe_set = Arc::new(probe_set.context("cannot open a netlink socket")?);
     let _guard = probe_set
-        .start_reconciler()
+        .start_reconciler(probes::READ_INTERVAL)
         .context("cannot start a thread")?;
     let mut tasks = JoinSet::new();
     tasks.spawn(abort_on_panic(

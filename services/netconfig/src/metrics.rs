@@ -88,16 +88,4 @@ fn register_probes(registry: &mut Registry, probe_set: &Arc<ProbeSet>) {
     };
     let help = "Addresses in the node's probe set";
     registry.register_collector(ObservableGauge::new("probe_elements", help, elements));
-    let probe_set = Arc::clone(probe_set);
-    let user = move || {
-        let user = probe_set.kubelet_user();
-        user.map(|user| ("kubelet", u64::from(user)))
-    };
-    let help = "User id of the kubelet, if probes are matched by it and it was found";
-    registry.register_collector(ObservableGauge::by_label(
-        "match",
-        "probe_kubelet_uid",
-        help,
-        user,
-    ));
 }

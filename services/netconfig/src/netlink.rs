@@ -27,8 +27,8 @@ use nix::{
     libc,
     sys::{
         socket::{
-            AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind,
-            getsockname, recv, send, setsockopt, socket, sockopt,
+            AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv,
+            send, setsockopt, socket, sockopt,
         },
         time::TimeVal,
     },
@@ -118,13 +118,12 @@ impl Socket {
         }
     }
 
-    /// Binds to a port, by which notifications name the socket, and sizes the send buffer.
-    pub(crate) fn bind(&self, bytes_at_once: usize) -> io::Result<u32> {
-        // The size includes the kernel's overhead. Exceeding the system's limit takes NET_ADMIN.
-        let forced = setsockopt(&self.fd, sockopt::SndBufForce, &bytes_at_once);
-        forced.or_else(|_| setsockopt(&self.fd, sockopt::SndBuf, &bytes_at_once))?;
-        bind(self.fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
-        Ok(getsockname::<NetlinkAddr>(self.fd.as_raw_fd())?.pid())
+    /// Sizes the send buffer, including the kernel's overhead.
+    pub(crate) fn set_send_buffer(&self, bytes: usize) -> io::Result<()> {
+        // Exceeding the system's limit takes NET_ADMIN.
+        let forced = setsockopt(&self.fd, sockopt::SndBufForce, &bytes);
+        forced.or_else(|_| setsockopt(&self.fd, sockopt::SndBuf, &bytes))?;
+        Ok(())
     }
 
     pub(crate) fn batch(&self) -> Batch {

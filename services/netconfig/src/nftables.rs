@@ -15,7 +15,7 @@ mod sets;
 
 pub(crate) use leftovers::Author;
 pub(crate) use observed::{Change, NewTable, Observed, ObservedTable};
-pub(crate) use read::generation;
+pub(crate) use read::{NamedTable, TableState, generation};
 pub(crate) use script::script;
 pub(crate) use sets::{AddressSet, Edit};
 
@@ -28,7 +28,6 @@ use crate::{
     family::Family,
     inspect::Connections,
     netlink::{KernelError, Socket},
-    rules::ambient::TABLES,
 };
 
 /// The size of a transaction with ten thousand set elements that have the longest comments.
@@ -49,15 +48,14 @@ impl Nftables {
         })
     }
 
-    /// Opens a socket for long use and large transactions. Returns the socket's port, by which notifications name
-    /// the socket.
-    pub(crate) fn open_persistent() -> io::Result<(Self, u32)> {
+    /// Opens a socket for long use and large transactions.
+    pub(crate) fn open_persistent() -> io::Result<Self> {
         let opened = Self {
             socket: Socket::open(SockProtocol::NetlinkNetFilter)?,
             has_deleted: false,
         };
-        let port = opened.socket.bind(MAX_TRANSACTION_BYTES)?;
-        Ok((opened, port))
+        opened.socket.set_send_buffer(MAX_TRANSACTION_BYTES)?;
+        Ok(opened)
     }
 
     /// Closes the socket in another thread after a deletion, because close(2) then waits tens of milliseconds until
@@ -105,7 +103,7 @@ impl Nftables {
 impl Nftables {
     /// Reads inpod's tables, and the foreign rules that inpod replaces.
     pub(crate) fn read(&mut self) -> Result<Observed, KernelError> {
-        read::read(&mut self.socket, &TABLES)
+        read::read(&mut self.socket)
     }
 
     /// Applies a change if nothing has changed since `generation` was read; otherwise the error is a race.

@@ -4,25 +4,21 @@
 //! A set in the node's packet filter holds all pods' addresses, with sandbox names as comments. The kernel's elements
 //! are the state: a restart reads them and removes nothing. This is netconfig's only change to its own netns.
 
-mod cgroup;
 mod eni;
-mod kubelet;
 mod nft;
-mod notifications;
 mod preflight;
 mod reconciler;
 mod refcount;
 pub(crate) mod release;
 mod rules;
-mod selector;
 mod settings;
 mod state;
 
-pub use crate::error::{ClearError, ProbeSetError, SelectError, SetAddressesError};
+pub use crate::error::{ClearError, ProbeSetError, SetAddressesError};
 pub(crate) use preflight::preflight;
 pub use reconciler::ReconcilerGuard;
 pub use settings::{
-    AwsBranchEni, CgroupPath, InvalidProbeMatch, ProbeMatch, ProbeSettings, SourceV4, SourceV6,
+    AwsBranchEni, InvalidProbeMatch, ProbeMatch, ProbeSettings, SourceV4, SourceV6,
 };
 
 use std::{
@@ -31,7 +27,7 @@ use std::{
     net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicI64, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -42,14 +38,15 @@ use prometheus_client::metrics::counter::Counter;
 
 use crate::rules::sandbox_name;
 use eni::Eni;
-use reconciler::{Orphans, RepairBudget, RepairDecision};
-use state::{READ_INTERVAL, State};
+use nft::Nft;
+use reconciler::{Orphans, RepairBudget};
+use state::State;
 
 /// Readiness condition: probe set and rule are in sync.
 const SET_CONDITION: &str = "probe-set";
 
-/// Readiness condition: it is known which packets are probes.
-const MATCH_CONDITION: &str = "probe-match";
+/// The time between two complete reads, which notice any change.
+pub(crate) const READ_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The node's probe set. Works in the netns of the thread that started it, one call at a time.
 #[derive(Debug)]
@@ -66,12 +63,11 @@ pub struct ProbeSet {
 struct Counts {
     elements: AtomicU64,
     restores: Counter,
-    kubelet_user: AtomicI64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trigger {
-    /// Written differently by an earlier process, or other packets are probes now.
+    /// Written differently by an earlier process.
     Own,
     External,
 }
@@ -84,13 +80,13 @@ pub struct AddressChange {
 }
 
 /// Returns `None` if probes are not exempted.
-fn open(settings: ProbeSettings) -> io::Result<Option<State>> {
-    if settings.probe_match == ProbeMatch::Off {
+fn open(settings: &ProbeSettings) -> io::Result<Option<State>> {
+    let Some(sender) = settings.probe_match.sender() else {
         return Ok(None);
-    }
-    let nft = nft::Nft::open()?;
+    };
+    let nft = Nft::open(&sender, settings)?;
     let eni = Eni::open(settings.aws_branch_eni)?;
-    Ok(Some(State::new(nft, settings, eni)))
+    Ok(Some(State::new(nft, eni)))
 }
 
 impl ProbeSet {
@@ -98,34 +94,31 @@ impl ProbeSet {
     ///
     /// # Errors
     ///
-    /// When a socket cannot be opened. Other problems show as the conditions `probe-set` and
-    /// `probe-match`, and are retried.
-    pub fn start(settings: ProbeSettings, readiness: Readiness) -> io::Result<Self> {
-        let state = open(settings)?.map(Mutex::new);
+    /// When a socket cannot be opened. Other problems show as the condition `probe-set`, and are retried.
+    pub fn start(settings: &ProbeSettings, readiness: Readiness) -> io::Result<Self> {
         let set = Self {
-            state,
+            state: open(settings)?.map(Mutex::new),
             budget: Mutex::default(),
             orphans: Mutex::default(),
             readiness,
-            counts: Counts {
-                kubelet_user: AtomicI64::new(-1),
-                ..Counts::default()
-            },
+            counts: Counts::default(),
         };
-        set.refresh_selection();
         set.reconcile(Instant::now(), Trigger::Own);
         Ok(set)
     }
 
-    pub fn start_reconciler(self: &Arc<Self>) -> io::Result<ReconcilerGuard> {
-        reconciler::start(Arc::clone(self))
+    pub fn start_reconciler(
+        self: &Arc<Self>,
+        read_interval: Duration,
+    ) -> io::Result<ReconcilerGuard> {
+        reconciler::start(Arc::clone(self), read_interval)
     }
 
     /// Restores the previous addresses on failure.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses, or it is unknown which packets are probes.
+    /// When the kernel refuses.
     pub fn set_addresses(
         &self,
         sandbox: &SandboxRef,
@@ -257,27 +250,13 @@ impl ProbeSet {
         trigger: Trigger,
     ) -> Result<(), String> {
         let describe_error = |error: ProbeSetError| with_causes(&error);
-        let differences = match state.read().map_err(describe_error)? {
-            Some(differences) => differences,
-            None if state.in_use => vec!["the whole set is missing".to_owned()],
-            None => return Ok(()),
-        };
+        let differences = state.read().map_err(describe_error)?;
         if differences.is_empty() {
             return Ok(());
         }
         let differences = differences.join("; ");
-        let decision = self
-            .budget
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .decide(now);
-        if decision != RepairDecision::Allowed {
-            if decision == RepairDecision::LimitReached {
-                tracing::error!(
-                    differences,
-                    "Another process keeps changing the node's probe set"
-                );
-            }
+        let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
+        if !budget.allows(now) {
             return Err(format!("another process keeps changing it: {differences}"));
         }
         state.write().map_err(describe_error)?;
@@ -291,33 +270,10 @@ impl ProbeSet {
         Ok(())
     }
 
-    /// Determines again which packets are probes; returns whether that changed.
-    fn refresh_selection(&self) -> bool {
-        let Some(mut state) = self.lock() else {
-            return false;
-        };
-        let selected = state.refresh_selection();
-        let user = state.selector.kubelet_user();
-        drop(state);
-        self.counts
-            .kubelet_user
-            .store(user.map_or(-1, i64::from), Ordering::Relaxed);
-        let Some(selected) = selected else {
-            return false;
-        };
-        let condition = selected.as_ref().map(drop).map_err(ToString::to_string);
-        self.readiness.set(MATCH_CONDITION, condition);
-        selected.unwrap_or(false)
-    }
-
-    fn is_relevant(&self, family: u8, table: &str, port: u32) -> bool {
-        self.lock()
-            .is_some_and(|state| state.in_use && state.nft.is_relevant(family, table, port))
-    }
-
-    fn check_interval(&self) -> Duration {
+    /// Returns `true` also if the state cannot be read: the reconciliation reports why.
+    fn has_changed(&self) -> bool {
         let state = self.lock();
-        state.map_or(READ_INTERVAL, |state| state.check_interval())
+        state.is_some_and(|mut state| state.has_changed().unwrap_or(true))
     }
 
     /// Returns the number of addresses.
@@ -332,11 +288,6 @@ impl ProbeSet {
 
     pub(crate) fn restores_counter(&self) -> Counter {
         self.counts.restores.clone()
-    }
-
-    /// Returns `None` unless probes are matched by it and it was found.
-    pub fn kubelet_user(&self) -> Option<u32> {
-        u32::try_from(self.counts.kubelet_user.load(Ordering::Relaxed)).ok()
     }
 
     fn count(&self, state: &State) {

@@ -120,7 +120,7 @@ pub(crate) fn preflight(
 
 fn try_add(writer: &Writer, probes: &probes::ProbeSettings) -> Result<(), SelfTestError> {
     let node = network::netns_with_loopback()?;
-    node.within(|| probes::preflight(probes.clone()))
+    node.within(|| probes::preflight(probes))
         .map_err(TestNetworkError::from)??;
     let pod = network::netns_with_loopback()?;
     inspect::all_addresses(&pod)?;

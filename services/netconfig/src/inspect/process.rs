@@ -107,7 +107,7 @@ pub(crate) fn read_process(pid: u32, path: &Path, container_id: Option<&str>) ->
 
 /// Returns start time and command of stat (proc(5)). The command is in parentheses and may contain parentheses, so
 /// the last closing parenthesis counts.
-pub(crate) fn parse_stat(stat: &str) -> Option<(u64, &str)> {
+fn parse_stat(stat: &str) -> Option<(u64, &str)> {
     let (before, after) = stat.rsplit_once(')')?;
     let (_pid, command) = before.split_once('(')?;
     // The first field after the command is field 3.

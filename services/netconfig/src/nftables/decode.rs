@@ -15,8 +15,7 @@ use netlink_bindings::{
 use super::{
     encode::{
         ACCEPT, DROP, EQUAL, EXPR_DATA, EXPR_NAME, LOOKUP_REGISTER, LOOKUP_SET, NOT_EQUAL,
-        REDIR_PORT_MIN, REGISTER, SOCKET_CGROUP, SOCKET_KEY, SOCKET_LEVEL, SOCKET_REGISTER,
-        SOURCE_NAT, UNSPECIFIED, VERDICT_REGISTER,
+        REDIR_PORT_MIN, REGISTER, SOURCE_NAT, UNSPECIFIED, VERDICT_REGISTER,
     },
     lower::protocol_family,
     op::{Base, Ct, Meta, Op},
@@ -53,7 +52,6 @@ fn name(expr: &IterableExprAttrs<'_>) -> String {
 fn known(expr: &IterableExprAttrs<'_>) -> Option<Op> {
     match find_attr(expr.get_buf(), EXPR_NAME) {
         Some(b"redir\0") => return redirect(expr),
-        Some(b"socket\0") => return socket(expr),
         Some(b"lookup\0") => return lookup(expr),
         _ => {}
     }
@@ -175,13 +173,6 @@ fn decode_nat(nat: &IterableExprNatAttrs<'_>) -> Option<Op> {
         && nat.get_reg_proto_min().is_err()
         && nat.get_flags().unwrap_or(ADDRESS_GIVEN) == ADDRESS_GIVEN;
     is_plain.then_some(Op::SourceNat(family))
-}
-
-fn socket(expr: &IterableExprAttrs<'_>) -> Option<Op> {
-    let data = find_attr(expr.get_buf(), EXPR_DATA)?;
-    is_register(number(data, SOCKET_REGISTER)?)?;
-    let level = number(data, SOCKET_LEVEL)?;
-    (number(data, SOCKET_KEY)? == SOCKET_CGROUP).then_some(Op::SocketCgroup(level))
 }
 
 fn number(data: &[u8], kind: u16) -> Option<u32> {

@@ -20,10 +20,6 @@ pub(super) const REDIR_PORT_MIN: u16 = 1; // NFTA_REDIR_REG_PROTO_MIN
 
 pub(super) const LOOKUP_SET: u16 = 1; // NFTA_LOOKUP_SET
 pub(super) const LOOKUP_REGISTER: u16 = 2; // NFTA_LOOKUP_SREG
-pub(super) const SOCKET_KEY: u16 = 1; // NFTA_SOCKET_KEY
-pub(super) const SOCKET_REGISTER: u16 = 2; // NFTA_SOCKET_DREG
-pub(super) const SOCKET_LEVEL: u16 = 3; // NFTA_SOCKET_LEVEL
-pub(super) const SOCKET_CGROUP: u32 = 3; // NFT_SOCKET_CGROUPV2
 pub(super) const SOURCE_NAT: u32 = 0; // NFT_NAT_SNAT
 
 pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprListAttrs<P> {
@@ -50,14 +46,6 @@ pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprLi
             let payload = payload.push_base(base.number()).push_offset(*offset);
             payload.push_len(*len).end_nested().end_nested()
         }
-        Op::SocketCgroup(level) => {
-            let attributes = [
-                (SOCKET_KEY, SOCKET_CGROUP),
-                (SOCKET_REGISTER, REGISTER),
-                (SOCKET_LEVEL, *level),
-            ];
-            push_raw(elem.push_name(c"socket"), &attributes)
-        }
         Op::Lookup(set) => push_lookup(elem, set),
         Op::Cmp { equal, data } => push_cmp(elem, *equal, data),
         Op::Bitwise { mask, xor } => push_bitwise(elem, mask, xor),
@@ -69,7 +57,7 @@ pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprLi
         Op::Counter => elem.nested_data_counter().end_nested().end_nested(),
         Op::Accept => push_verdict(elem, ACCEPT),
         Op::Drop => push_verdict(elem, DROP),
-        Op::Redirect => push_raw(elem.push_name(c"redir"), &[(REDIR_PORT_MIN, REGISTER)]),
+        Op::Redirect => push_redirect(elem),
         Op::SourceNat(family) => {
             let nat = elem.nested_data_nat().push_type(SOURCE_NAT);
             let nat = nat.push_family(protocol_family(*family).into());
@@ -126,14 +114,13 @@ fn push_lookup<P: Pusher>(elem: PushExprAttrs<P>, set: &str) -> P {
     elem.end_nested()
 }
 
-/// Encodes `redir` and `socket`, which the kernel's specification and `netlink-bindings` lack.
-fn push_raw<P: Pusher>(mut elem: PushExprAttrs<P>, attributes: &[(u16, u32)]) -> P {
+/// Encodes `redir`, which the kernel's specification and `netlink-bindings` lack.
+fn push_redirect<P: Pusher>(elem: PushExprAttrs<P>) -> P {
+    let mut elem = elem.push_name(c"redir");
     let bytes = elem.as_vec_mut();
     let data = push_nested_header(bytes, EXPR_DATA);
-    for (kind, number) in attributes {
-        push_header(bytes, *kind, 4);
-        bytes.extend(number.to_be_bytes());
-    }
+    push_header(bytes, REDIR_PORT_MIN, 4);
+    bytes.extend(REGISTER.to_be_bytes());
     finalize_nested_header(bytes, data);
     elem.end_nested()
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::{
     lower::{
         DESTINATION_PORT, INVALID_UID, SOURCE_PORT, STATE_INVALID, STATE_KNOWN, STATE_NEW, SYN,
-        TCP_FLAGS, TCP_FLAGS_MASK, destination_of, labels, protocol, protocol_family, source_of,
+        TCP_FLAGS, TCP_FLAGS_MASK, destination_of, protocol, protocol_family, source_of,
     },
     op::{Base, Ct, Meta, Op},
 };
@@ -116,9 +116,6 @@ fn three_ops(ops: &[Op]) -> Lifted<'_> {
     if is_syn(first, mask, xor, last) {
         return Some((Expr::TcpSyn, rest));
     }
-    if let Some(label) = label(first, mask, xor, last) {
-        return Some((Expr::Labelled(label), rest));
-    }
     let (mask, xor) = (number(mask)?, number(xor)?);
     let expr = match (first, last) {
         (Op::Meta(Meta::Mark), Op::SetMeta(Meta::Mark)) => Expr::Mark(Mark::new(xor, !mask)?),
@@ -127,20 +124,6 @@ fn three_ops(ops: &[Op]) -> Lifted<'_> {
         _ => return None,
     };
     Some((expr, rest))
-}
-
-fn label(load: &Op, mask: &[u8], xor: &[u8], compare: &Op) -> Option<u8> {
-    let none = Op::Cmp {
-        equal: false,
-        data: xor.to_vec(),
-    };
-    let is_label = *load == Op::Ct(Ct::Labels) && *compare == none;
-    let is_label = is_label && xor.iter().all(|byte| *byte == 0);
-    is_label.then(|| one_label(mask))?
-}
-
-fn one_label(bits: &[u8]) -> Option<u8> {
-    (0..128).find(|label| labels(*label) == bits)
 }
 
 fn is_syn(load: &Op, mask: &[u8], xor: &[u8], compare: &Op) -> bool {
@@ -190,12 +173,7 @@ fn two_ops(ops: &[Op]) -> Lifted<'_> {
         (Op::Immediate(data), Op::SetCt(Ct::Zone)) => {
             Expr::Zone(u16::from_ne_bytes(data.as_slice().try_into().ok()?))
         }
-        (Op::Immediate(data), Op::SetCt(Ct::Labels)) => Expr::Label(one_label(data)?),
         (Op::Immediate(data), Op::SourceNat(family)) => Expr::SourceNat(ip(*family, data)?),
-        (Op::SocketCgroup(level), Op::Cmp { equal: true, data }) => Expr::FromCgroup {
-            level: *level,
-            id: u64::from_ne_bytes(data.as_slice().try_into().ok()?),
-        },
         _ => return None,
     };
     Some((expr, rest))
@@ -244,7 +222,6 @@ fn one_op(ops: &[Op]) -> Lifted<'_> {
         | Op::Ct(_)
         | Op::SetCt(_)
         | Op::Payload { .. }
-        | Op::SocketCgroup(_)
         | Op::Lookup(_)
         | Op::Cmp { .. }
         | Op::Bitwise { .. }

@@ -32,7 +32,6 @@ pub(super) const SYN: u8 = 0x02;
 /// in net/netfilter/nft_meta.c), and otherwise the comparison with this value is true. Without a comparison, nft
 /// would not list the expression.
 pub(super) const INVALID_UID: u32 = u32::MAX;
-pub(super) const LABEL_BYTES: usize = 16; // NF_CT_LABELS_MAX_SIZE
 /// IFNAMSIZ, since names are compared with their padding.
 const INTERFACE_NAME_BYTES: usize = 16;
 
@@ -77,12 +76,9 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
         Expr::FromUser(user) => vec![Op::Meta(Meta::SocketUser), is(encode_number(*user))],
         Expr::FromGroup(group) => vec![Op::Meta(Meta::SocketGroup), is(encode_number(*group))],
         Expr::NotFromGroup(group) => vec![Op::Meta(Meta::SocketGroup), not(encode_number(*group))],
-        Expr::FromCgroup { level, id } => vec![Op::SocketCgroup(*level), is(id.to_ne_bytes())],
-        Expr::Labelled(label) => labelled(*label),
         Expr::Counter => vec![Op::Counter],
         Expr::Mark(mark) => set_mark(*mark),
         Expr::MarkConnection(mark) => vec![Op::Ct(Ct::Mark), with_bits(*mark), Op::SetCt(Ct::Mark)],
-        Expr::Label(label) => vec![Op::Immediate(labels(*label)), Op::SetCt(Ct::Labels)],
         Expr::Zone(zone) => vec![
             Op::Immediate(zone.to_ne_bytes().into()),
             Op::SetCt(Ct::Zone),
@@ -163,24 +159,6 @@ fn state(bits: u32) -> Vec<Op> {
         xor: encode_number(0),
     };
     vec![Op::Ct(Ct::State), mask, not(encode_number(0))]
-}
-
-fn labelled(label: u8) -> Vec<Op> {
-    let none = vec![0; LABEL_BYTES];
-    let mask = Op::Bitwise {
-        mask: labels(label),
-        xor: none.clone(),
-    };
-    vec![Op::Ct(Ct::Labels), mask, not(none)]
-}
-
-/// Encodes a label as a bit in native 32-bit numbers.
-pub(super) fn labels(label: u8) -> Vec<u8> {
-    let words = (0..LABEL_BYTES / 4).map(|word| {
-        let is_here = usize::from(label / 32) == word;
-        if is_here { 1_u32 << (label % 32) } else { 0 }
-    });
-    words.flat_map(u32::to_ne_bytes).collect()
 }
 
 fn set_mark(mark: Mark) -> Vec<Op> {

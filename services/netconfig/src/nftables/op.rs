@@ -12,8 +12,6 @@ pub(crate) enum Op {
         offset: u32,
         len: u32,
     },
-    /// Loads the id of the socket's cgroup, or of the ancestor at the given level.
-    SocketCgroup(u32),
     /// Ends the rule unless the register is in the set.
     Lookup(String),
     /// Ends the rule unless the register (un)equals the data.
@@ -78,17 +76,11 @@ impl Meta {
 pub(crate) enum Ct {
     State,
     Mark,
-    Labels,
     Zone,
 }
 
 impl Ct {
-    const NUMBERS: [(Self, u32); 4] = [
-        (Self::State, 0),
-        (Self::Mark, 3),
-        (Self::Labels, 13),
-        (Self::Zone, 17),
-    ];
+    const NUMBERS: [(Self, u32); 3] = [(Self::State, 0), (Self::Mark, 3), (Self::Zone, 17)];
 
     pub(crate) fn number(self) -> u32 {
         number_of(self, &Self::NUMBERS)

@@ -2,8 +2,8 @@ use std::ffi::CStr;
 
 use netlink_bindings::{
     nftables::{
-        IterableChainAttrs, IterableRuleAttrs, IterableTableAttrs, Nfgenmsg, OpGetchainDump,
-        OpGetgenDo, OpGetruleDump, OpGettableDump, Request,
+        IterableChainAttrs, IterableRuleAttrs, IterableTableAttrs, Nfgenmsg, OpGetchainDo,
+        OpGetchainDump, OpGetgenDo, OpGetruleDump, OpGettableDo, OpGettableDump, Request,
     },
     traits::NetlinkRequest as _,
 };
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     netlink::{KernelError, Socket},
-    rules::{Base, Chain, Policy, Rule, Table, TableFamily},
+    rules::{Base, Chain, Policy, Rule, Table, TableFamily, ambient::TABLES},
 };
 
 const ATTEMPTS: usize = 8;
@@ -28,21 +28,34 @@ const IPTABLES_FAMILIES: [TableFamily; 2] = [TableFamily::Ip, TableFamily::Ip6];
 /// net/netfilter/nf_tables_api.c).
 const FIRST_GENERATION: u32 = 1;
 
-/// Reads the named tables in the order of `names`, as a consistent snapshot.
-pub(super) fn read(
-    socket: &mut Socket,
-    names: &'static [&'static str],
-) -> Result<Observed, KernelError> {
+/// Identifies a table and counts what is in it. Any transaction that creates the table again changes the handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TableState {
+    handle: u64,
+    /// The number of chains, sets and other objects.
+    pub(crate) objects: u32,
+}
+
+/// A table read by its name.
+#[derive(Debug)]
+pub(crate) struct NamedTable {
+    pub(crate) state: TableState,
+    pub(crate) comment: Option<String>,
+    pub(crate) chains: Vec<Chain>,
+}
+
+/// Reads inpod's tables in the order of [`TABLES`], as a consistent snapshot.
+pub(super) fn read(socket: &mut Socket) -> Result<Observed, KernelError> {
     let mut attempt = 1;
     loop {
-        match read_once(socket, names) {
+        match read_once(socket) {
             Err(error) if error.is_race() && attempt < ATTEMPTS => attempt += 1,
             result => return result,
         }
     }
 }
 
-fn read_once(socket: &mut Socket, names: &'static [&'static str]) -> Result<Observed, KernelError> {
+fn read_once(socket: &mut Socket) -> Result<Observed, KernelError> {
     let generation = generation(socket)?;
     if generation == FIRST_GENERATION {
         return Ok(Observed {
@@ -52,7 +65,7 @@ fn read_once(socket: &mut Socket, names: &'static [&'static str]) -> Result<Obse
     }
     let found = read_tables(socket)?;
     let named = |name: &&str| found.iter().find(|found| found.table.name == **name);
-    let mut tables: Vec<_> = names.iter().filter_map(named).cloned().collect();
+    let mut tables: Vec<_> = TABLES.iter().filter_map(named).cloned().collect();
     let chains = read_chains(socket, &mut tables)?;
     let rules = if chains.iter().any(|chain| leftovers::is_known(&chain.name)) {
         let [v4, v6] = IPTABLES_FAMILIES.map(|family| read_iptables_rules(socket, family));
@@ -87,6 +100,78 @@ pub(crate) fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
     attributes
         .get_id()
         .map_err(|error| KernelError::new(act, error))
+}
+
+/// Returns the state of a table of family inet, `None` if there is none.
+pub(super) fn table_state(
+    socket: &mut Socket,
+    name: &str,
+) -> Result<Option<TableState>, KernelError> {
+    let found = get_table(socket, name)?;
+    Ok(found.map(|payload| state_of(&OpGettableDo::decode_reply(&payload).1)))
+}
+
+/// Reads a table of family inet with the chains that `wanted` has, too. The cost depends only on this table.
+pub(super) fn read_by_name(
+    socket: &mut Socket,
+    wanted: &Table,
+) -> Result<Option<NamedTable>, KernelError> {
+    let Some(payload) = get_table(socket, &wanted.name)? else {
+        return Ok(None);
+    };
+    let (_, attributes) = OpGettableDo::decode_reply(&payload);
+    let mut found = NamedTable {
+        state: state_of(&attributes),
+        comment: attributes.get_userdata().ok().and_then(decode_comment),
+        chains: Vec::new(),
+    };
+    for chain in &wanted.chains {
+        found
+            .chains
+            .extend(read_chain(socket, &wanted.name, &chain.name)?);
+    }
+    Ok(Some(found))
+}
+
+fn get_table(socket: &mut Socket, name: &str) -> Result<Option<Vec<u8>>, KernelError> {
+    let mut request = Request::new().op_gettable_do(&header(TableFamily::Inet));
+    request.encode().push_name_bytes(name.as_bytes());
+    unless_missing(socket.get("read a table", &request))
+}
+
+fn state_of(attributes: &IterableTableAttrs<'_>) -> TableState {
+    TableState {
+        handle: attributes.get_handle().unwrap_or(0),
+        objects: attributes.get_use().unwrap_or(0),
+    }
+}
+
+fn read_chain(socket: &mut Socket, table: &str, name: &str) -> Result<Option<Chain>, KernelError> {
+    let mut request = Request::new().op_getchain_do(&header(TableFamily::Inet));
+    let attributes = request.encode().push_table_bytes(table.as_bytes());
+    drop(attributes.push_name_bytes(name.as_bytes()));
+    let Some(payload) = unless_missing(socket.get("read a chain", &request))? else {
+        return Ok(None);
+    };
+    let mut request = Request::new().op_getrule_dump(&header(TableFamily::Inet));
+    let attributes = request.encode().push_table_bytes(table.as_bytes());
+    drop(attributes.push_chain_bytes(name.as_bytes()));
+    let payloads = socket.dump("read the rules of a chain", &request)?;
+    let rules = payloads
+        .iter()
+        .map(|payload| rule(&OpGetruleDump::decode_reply(payload).1));
+    let found = chain(&OpGetchainDo::decode_reply(&payload).1);
+    Ok(found.map(|found| Chain {
+        rules: rules.collect(),
+        ..found
+    }))
+}
+
+fn unless_missing<T>(result: Result<T, KernelError>) -> Result<Option<T>, KernelError> {
+    match result {
+        Err(error) if error.is(nix::Error::ENOENT) => Ok(None),
+        result => result.map(Some),
+    }
 }
 
 /// Returns the tables of family inet, still without their contents.

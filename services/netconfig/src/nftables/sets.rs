@@ -11,8 +11,7 @@ use netlink_bindings::{
 use super::{
     Nftables, change,
     constants::{decode_comment, encode_comment, header},
-    observed::Observed,
-    read,
+    read::{self, NamedTable, TableState},
 };
 use crate::{
     family::Family,
@@ -45,12 +44,16 @@ pub(crate) enum Edit<'a> {
 }
 
 impl Nftables {
-    /// Reads the named tables, without the elements of their sets.
-    pub(crate) fn read_table(
+    pub(crate) fn table_state(&mut self, name: &str) -> Result<Option<TableState>, KernelError> {
+        read::table_state(&mut self.socket, name)
+    }
+
+    /// Reads the table with the name and the chains of `wanted`, without the elements of its sets.
+    pub(crate) fn read_by_name(
         &mut self,
-        names: &'static [&'static str],
-    ) -> Result<Observed, KernelError> {
-        read::read(&mut self.socket, names)
+        wanted: &Table,
+    ) -> Result<Option<NamedTable>, KernelError> {
+        read::read_by_name(&mut self.socket, wanted)
     }
 
     /// Returns the kernel's count of packet filter changes.
@@ -119,17 +122,18 @@ impl Nftables {
         change::commit(&mut self.socket, "change the probe set", batch)
     }
 
-    /// Replaces a table with its sets and elements in one transaction.
+    /// Creates or replaces a table with its sets and elements in one transaction.
     pub(crate) fn replace_table(
         &mut self,
-        seen: &Observed,
         table: &Table,
         comment: &str,
         sets: &[(AddressSet, Vec<(IpAddr, &str)>)],
     ) -> Result<(), KernelError> {
-        let mut batch = change::begin(&self.socket, seen.generation);
-        for (family, name) in seen.ids() {
-            change::push_delete(&mut batch, family, &name);
+        let generation = self.generation()?;
+        let exists = self.table_state(&table.name)?.is_some();
+        let mut batch = change::begin(&self.socket, generation);
+        if exists {
+            change::push_delete(&mut batch, table.family, &table.name);
         }
         change::push_table(&mut batch, table, comment);
         for (id, (set, elements)) in (1..).zip(sets) {
@@ -142,12 +146,16 @@ impl Nftables {
         change::commit(&mut self.socket, "write the probe table", batch)
     }
 
-    pub(crate) fn delete_table(&mut self, seen: &Observed) -> Result<(), KernelError> {
-        let mut batch = change::begin(&self.socket, seen.generation);
-        for (family, name) in seen.ids() {
-            change::push_delete(&mut batch, family, &name);
+    /// Deletes a table of family inet. Returns whether it existed.
+    pub(crate) fn delete_table(&mut self, name: &str) -> Result<bool, KernelError> {
+        let generation = self.generation()?;
+        if self.table_state(name)?.is_none() {
+            return Ok(false);
         }
-        change::commit(&mut self.socket, "delete the probe table", batch)
+        let mut batch = change::begin(&self.socket, generation);
+        change::push_delete(&mut batch, TableFamily::Inet, name);
+        change::commit(&mut self.socket, "delete the probe table", batch)?;
+        Ok(true)
     }
 }
 

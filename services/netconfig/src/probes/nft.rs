@@ -3,23 +3,19 @@
 use std::{io, net::IpAddr};
 
 use super::{
-    ProbeSetError,
+    ProbeSetError, ProbeSettings,
     refcount::{Action, Elements, decide_action},
     rules::{SETS, TABLE, set_of, table, tag},
-    selector::Selected,
-    settings::ProbeSettings,
 };
 use crate::{
     family::Family,
     netlink::KernelError,
-    nftables::{Edit, Nftables, Observed},
+    nftables::{Edit, NamedTable, Nftables, TableState},
+    rules::{Expr, Table},
 };
 
 /// While others keep changing the node's tables.
 const MAX_ATTEMPTS: usize = 16;
-
-/// NFPROTO_INET of linux/netfilter.h.
-const INET: u8 = 1;
 
 /// `None` to remove the address.
 pub(super) type DesiredOwner<'a> = (IpAddr, Option<&'a str>);
@@ -43,41 +39,55 @@ pub(super) enum UpdateOutcome {
 #[derive(Debug)]
 pub(super) struct Nft {
     nftables: Nftables,
-    port: u32,
+    wanted: Table,
+    /// The table's state at the last complete read.
+    seen: Option<TableState>,
 }
 
 impl Nft {
     /// Opens the calling thread's netns.
-    pub(super) fn open() -> io::Result<Self> {
-        let (nftables, port) = Nftables::open_persistent()?;
-        Ok(Self { nftables, port })
+    pub(super) fn open(sender: &Expr, settings: &ProbeSettings) -> io::Result<Self> {
+        Ok(Self {
+            nftables: Nftables::open_persistent()?,
+            wanted: table(sender, settings),
+            seen: None,
+        })
     }
 
-    fn read_once(
-        &mut self,
-        selected: &Selected,
-        settings: &ProbeSettings,
-    ) -> Result<Option<ObservedSet>, KernelError> {
-        let seen = self.nftables.read_table(&[TABLE])?;
-        if seen.tables.is_empty() {
+    /// Asks only for the table itself, which costs the same however many tables and chains others have. Notices a
+    /// table that was deleted or created again, and an added or deleted chain or set.
+    pub(super) fn has_changed(&mut self) -> Result<bool, ProbeSetError> {
+        Ok(self.nftables.table_state(TABLE)? != self.seen)
+    }
+
+    /// Returns `None` if there is no set of ours.
+    pub(super) fn read(&mut self) -> Result<Option<ObservedSet>, ProbeSetError> {
+        Ok(retry_on_race(|| self.read_once())?)
+    }
+
+    fn read_once(&mut self) -> Result<Option<ObservedSet>, KernelError> {
+        let generation = self.nftables.generation()?;
+        let found = self.nftables.read_by_name(&self.wanted)?;
+        self.seen = found.as_ref().map(|found| found.state);
+        let Some(found) = found else {
             return Ok(None);
-        }
-        let mut found = ObservedSet {
-            differences: differences(&seen, selected, settings),
+        };
+        let mut observed = ObservedSet {
+            differences: differences(&found, &self.wanted),
             elements: Elements::new(),
         };
         for set in SETS {
             match self.nftables.elements(set) {
                 Err(error) if error.is(nix::Error::ENOENT) => {
-                    found
+                    observed
                         .differences
                         .push(format!("set {} is missing", set.name));
                 }
-                elements => found.elements.extend(elements?),
+                elements => observed.elements.extend(elements?),
             }
         }
-        if seen.generation == self.nftables.generation()? {
-            Ok(Some(found))
+        if generation == self.nftables.generation()? {
+            Ok(Some(observed))
         } else {
             Err(KernelError::new("read the probe table", nix::Error::EINTR))
         }
@@ -125,68 +135,17 @@ impl Nft {
         }
         ProbeSetError::unless_empty(left)
     }
-}
-
-fn describe_element(address: IpAddr, found: Option<&str>) -> String {
-    match found {
-        None => format!("{address} is missing"),
-        Some(owner) => format!("{address} belongs to {owner}"),
-    }
-}
-
-fn differences(seen: &Observed, selected: &Selected, settings: &ProbeSettings) -> Vec<String> {
-    let wanted = table(selected, settings);
-    let mut differences = Vec::new();
-    for found in &seen.tables {
-        for chain in &wanted.chains {
-            if !found.table.chains.contains(chain) {
-                differences.push(format!("chain {} is out of sync", chain.name));
-            }
-        }
-        if found.table.chains.len() > wanted.chains.len() {
-            differences.push("the table has foreign chains".to_owned());
-        }
-        if usize::try_from(found.unknown_objects) != Ok(SETS.len()) {
-            differences
-                .push("the table has other sets or objects than the two expected".to_owned());
-        }
-        if found.comment.as_deref() != Some(tag().as_str()) {
-            differences.push("the table's comment is not inpod's".to_owned());
-        }
-    }
-    differences
-}
-
-impl Nft {
-    /// Returns `None` if there is no set of ours.
-    pub(super) fn read(
-        &mut self,
-        selected: &Selected,
-        settings: &ProbeSettings,
-    ) -> Result<Option<ObservedSet>, ProbeSetError> {
-        let read = || self.read_once(selected, settings);
-        Ok(retry_on_race(read)?)
-    }
 
     /// Writes everything. Elements and rules that stay are never absent.
-    pub(super) fn write(
-        &mut self,
-        selected: &Selected,
-        settings: &ProbeSettings,
-        elements: &Elements,
-    ) -> Result<(), ProbeSetError> {
-        let table = table(selected, settings);
+    pub(super) fn write(&mut self, elements: &Elements) -> Result<(), ProbeSetError> {
         let sets = SETS.map(|set| {
             let of_family = elements.iter();
             let of_family = of_family.filter(|(address, _)| Family::of(**address) == set.family);
             let elements = of_family.map(|(address, owner)| (*address, owner.as_str()));
             (set, elements.collect())
         });
-        retry_on_race(|| {
-            let seen = self.nftables.read_table(&[TABLE])?;
-            self.nftables.replace_table(&seen, &table, &tag(), &sets)
-        })?;
-        let found = self.read(selected, settings)?.unwrap_or_default();
+        retry_on_race(|| self.nftables.replace_table(&self.wanted, &tag(), &sets))?;
+        let found = self.read()?.unwrap_or_default();
         let mut left = found.differences;
         if found.elements != *elements {
             left.push("the kernel holds other elements than were written".to_owned());
@@ -196,17 +155,12 @@ impl Nft {
 
     /// Removes everything, and verifies that. Returns whether there was anything.
     pub(super) fn clear(&mut self) -> Result<bool, ProbeSetError> {
-        let cleared = retry_on_race(|| {
-            let seen = self.nftables.read_table(&[TABLE])?;
-            if seen.tables.is_empty() {
-                return Ok(false);
-            }
-            self.nftables.delete_table(&seen).map(|()| true)
-        })?;
-        let left = retry_on_race(|| self.nftables.read_table(&[TABLE]))?;
-        let left = left.ids().into_iter();
-        let left = left.map(|(_, name)| format!("the table {name} was recreated"));
-        ProbeSetError::unless_empty(left.collect())?;
+        let cleared = retry_on_race(|| self.nftables.delete_table(TABLE))?;
+        self.seen = self.nftables.table_state(TABLE)?;
+        let left = self
+            .seen
+            .map(|_| format!("the table {TABLE} was recreated"));
+        ProbeSetError::unless_empty(left.into_iter().collect())?;
         Ok(cleared)
     }
 
@@ -249,12 +203,30 @@ impl Nft {
             }
         }
     }
+}
 
-    /// Returns whether a change of an nf_tables table may concern the set: family (NFPROTO of linux/netfilter.h),
-    /// name, and netlink port of the socket that changed it.
-    pub(super) fn is_relevant(&self, family: u8, table: &str, port: u32) -> bool {
-        (family, table) == (INET, TABLE) && port != self.port
+fn describe_element(address: IpAddr, found: Option<&str>) -> String {
+    match found {
+        None => format!("{address} is missing"),
+        Some(owner) => format!("{address} belongs to {owner}"),
     }
+}
+
+fn differences(found: &NamedTable, wanted: &Table) -> Vec<String> {
+    let mut differences = Vec::new();
+    for chain in &wanted.chains {
+        if !found.chains.contains(chain) {
+            differences.push(format!("chain {} is out of sync", chain.name));
+        }
+    }
+    let objects = found.chains.len() + SETS.len();
+    if usize::try_from(found.state.objects) != Ok(objects) {
+        differences.push("the table has other chains, sets or objects than inpod's".to_owned());
+    }
+    if found.comment.as_deref() != Some(tag().as_str()) {
+        differences.push("the table's comment is not inpod's".to_owned());
+    }
+    differences
 }
 
 fn retry_on_race<T>(mut work: impl FnMut() -> Result<T, KernelError>) -> Result<T, KernelError> {

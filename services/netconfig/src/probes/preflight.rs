@@ -12,7 +12,7 @@ const ADDRESSES: [IpAddr; 2] = [
 ];
 
 /// Works like [`super::ProbeSet::set_addresses`]. The calling thread's netns must be a temporary one.
-pub(crate) fn preflight(settings: ProbeSettings) -> Result<(), ProbeSetError> {
+pub(crate) fn preflight(settings: &ProbeSettings) -> Result<(), ProbeSetError> {
     let opened = open(settings);
     let opened = opened.map_err(|error| KernelError::new("open a netlink socket", error))?;
     if let Some(mut state) = opened {

@@ -1,4 +1,4 @@
-//! Keeps the probe set in sync: by notifications, polls where there are none, and a limited number of repairs.
+//! Keeps the probe set in sync: by polls and a limited number of repairs.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -11,16 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    ProbeSet, Trigger,
-    notifications::{NftNotifications, Notification},
-    state::READ_INTERVAL,
-};
+use super::{ProbeSet, Trigger};
 
-/// The same transaction or tool may cause more notifications.
-const DEBOUNCE: Duration = Duration::from_millis(50);
-
-const MAX_DEBOUNCE: Duration = Duration::from_millis(250);
+/// The time between two looks at the table, so that probes succeed again soon after a reload of a firewall: the kubelet
+/// restarts a container after three failures, by default ten seconds apart.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Per [`REPAIR_WINDOW`]. More frequent changes by a process are reported.
 const MAX_REPAIRS: usize = 6;
@@ -40,118 +35,44 @@ impl Drop for ReconcilerGuard {
 }
 
 /// Starts it in the calling thread's netns.
-pub(super) fn start(probe_set: Arc<ProbeSet>) -> io::Result<ReconcilerGuard> {
-    let notifications = NftNotifications::open();
-    let notifications = notifications.inspect_err(|error| {
-        tracing::warn!(%error, "Cannot subscribe to changes of the node's nf_tables; polling instead");
-    });
+pub(super) fn start(
+    probe_set: Arc<ProbeSet>,
+    read_interval: Duration,
+) -> io::Result<ReconcilerGuard> {
     let is_stopped = Arc::new(AtomicBool::new(false));
     let guard = ReconcilerGuard(Arc::clone(&is_stopped));
-    let reconciler = move || {
-        let mut reconciler = Reconciler::new(probe_set, notifications.ok());
+    let reconcile = move || {
+        let (mut last_read, mut is_in_sync) = (Instant::now(), true);
         while !is_stopped.load(Ordering::Relaxed) {
-            reconciler.tick();
+            thread::sleep(CHECK_INTERVAL);
+            let is_due = !is_in_sync || last_read.elapsed() >= read_interval;
+            if is_due || probe_set.has_changed() {
+                last_read = Instant::now();
+                is_in_sync = probe_set.reconcile(last_read, Trigger::External);
+            }
         }
     };
     thread::Builder::new()
         .name("probe-set".to_owned())
-        .spawn(reconciler)?;
+        .spawn(reconcile)?;
     Ok(guard)
 }
 
-struct Reconciler {
-    probe_set: Arc<ProbeSet>,
-    notifications: Option<NftNotifications>,
-    last_read: Instant,
-    read_duration: Duration,
-    is_in_sync: bool,
-}
-
-impl Reconciler {
-    fn new(probe_set: Arc<ProbeSet>, notifications: Option<NftNotifications>) -> Self {
-        Self {
-            probe_set,
-            notifications,
-            last_read: Instant::now(),
-            read_duration: Duration::ZERO,
-            is_in_sync: true,
-        }
-    }
-
-    /// Waits for a notification or the next poll; reconciles if needed.
-    fn tick(&mut self) {
-        let notification = self.wait(self.probe_set.check_interval());
-        if notification != Notification::None {
-            // Bounds the share of time spent in reads, however often others make relevant changes.
-            thread::sleep(
-                DEBOUNCE
-                    .max(self.read_duration.saturating_mul(10))
-                    .min(MAX_DEBOUNCE),
-            );
-            self.wait(Duration::ZERO);
-        }
-        if self.probe_set.refresh_selection() {
-            self.reconcile(Trigger::Own);
-        } else if notification != Notification::None
-            || !self.is_in_sync
-            || self.last_read.elapsed() >= READ_INTERVAL
-        {
-            self.reconcile(Trigger::External);
-        }
-    }
-
-    fn reconcile(&mut self, trigger: Trigger) {
-        let began = Instant::now();
-        self.is_in_sync = self.probe_set.reconcile(began, trigger);
-        (self.last_read, self.read_duration) = (Instant::now(), began.elapsed());
-    }
-
-    fn wait(&mut self, timeout: Duration) -> Notification {
-        let Some(notifications) = &mut self.notifications else {
-            thread::sleep(timeout);
-            return Notification::None;
-        };
-        let probe_set = &self.probe_set;
-        let matters = |family, table: &str, port| probe_set.is_relevant(family, table, port);
-        notifications.wait(timeout, matters).unwrap_or_else(|error| {
-            tracing::warn!(%error, "Lost the subscription to changes of the node's nf_tables; polling instead");
-            self.notifications = None;
-            Notification::Loss
-        })
-    }
-}
-
 #[derive(Debug, Default)]
-pub(super) struct RepairBudget {
-    repairs: VecDeque<Instant>,
-    is_reported: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RepairDecision {
-    Allowed,
-    /// First denial since the last allowed repair.
-    LimitReached,
-    /// Denied, as was the one before.
-    Denied,
-}
+pub(super) struct RepairBudget(VecDeque<Instant>);
 
 impl RepairBudget {
-    pub(super) fn decide(&mut self, now: Instant) -> RepairDecision {
-        let is_stopped = |then: &Instant| now.saturating_duration_since(*then) >= REPAIR_WINDOW;
-        while self.repairs.front().is_some_and(is_stopped) {
-            self.repairs.pop_front();
+    /// Returns whether another repair is allowed now, and counts it.
+    pub(super) fn allows(&mut self, now: Instant) -> bool {
+        let is_over = |then: &Instant| now.saturating_duration_since(*then) >= REPAIR_WINDOW;
+        while self.0.front().is_some_and(is_over) {
+            self.0.pop_front();
         }
-        if self.repairs.len() < MAX_REPAIRS {
-            self.repairs.push_back(now);
-            self.is_reported = false;
-            return RepairDecision::Allowed;
+        let is_allowed = self.0.len() < MAX_REPAIRS;
+        if is_allowed {
+            self.0.push_back(now);
         }
-        if std::mem::replace(&mut self.is_reported, true) {
-            RepairDecision::Denied
-        } else {
-            RepairDecision::LimitReached
-        }
+        is_allowed
     }
 }
 
@@ -196,23 +117,10 @@ mod tests {
     #[test]
     fn a_tool_that_does_not_stop_is_not_fought_without_end() {
         let (mut budget, start) = (RepairBudget::default(), Instant::now());
-        let repairs: Vec<_> = (0..10).map(|_| budget.decide(start)).collect();
-        let allowed = repairs
-            .iter()
-            .filter(|repairs| **repairs == RepairDecision::Allowed);
-        assert_eq!(allowed.count(), MAX_REPAIRS);
-        assert_eq!(
-            repairs[MAX_REPAIRS..MAX_REPAIRS + 2],
-            [RepairDecision::LimitReached, RepairDecision::Denied]
-        );
-        assert_eq!(
-            budget.decide(start + REPAIR_WINDOW / 2),
-            RepairDecision::Denied
-        );
-        assert_eq!(
-            budget.decide(start + REPAIR_WINDOW),
-            RepairDecision::Allowed
-        );
+        let allowed = (0..10).filter(|_| budget.allows(start)).count();
+        assert_eq!(allowed, MAX_REPAIRS);
+        assert!(!budget.allows(start + REPAIR_WINDOW / 2));
+        assert!(budget.allows(start + REPAIR_WINDOW));
     }
 
     #[test]

@@ -1,15 +1,13 @@
 use std::{
-    fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     str::FromStr,
 };
 
 use serde::Deserialize;
 
-/// XT_CGROUP_PATH_MAX of linux/netfilter/xt_cgroup.h, with the final zero.
-const MAX_PATH_BYTES: usize = 512;
+use crate::rules::Expr;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeSettings {
     pub probe_match: ProbeMatch,
     /// Of IPv4 probes, as pods see it.
@@ -22,15 +20,10 @@ pub struct ProbeSettings {
 impl ProbeSettings {
     /// Returns sources that pods' rules do not capture; none if probes are not exempted.
     pub fn sources(&self) -> Vec<IpAddr> {
-        match self.probe_match {
-            ProbeMatch::Off => Vec::new(),
-            ProbeMatch::Socket
-            | ProbeMatch::Kubelet
-            | ProbeMatch::Uid(_)
-            | ProbeMatch::Cgroup(_) => {
-                vec![self.source_v4.0.into(), self.source_v6.0.into()]
-            }
+        if self.probe_match == ProbeMatch::Off {
+            return Vec::new();
         }
+        vec![self.source_v4.0.into(), self.source_v6.0.into()]
     }
 }
 
@@ -49,30 +42,37 @@ impl Default for ProbeSettings {
 }
 
 /// The packets to pods' addresses that are probes.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum ProbeMatch {
     /// From any socket of the node's netns.
     Socket,
-    /// From the kubelet's user only.
-    Kubelet,
+    /// From sockets of this user.
     Uid(u32),
-    /// From sockets opened in this cgroup, or below it.
-    Cgroup(CgroupPath),
     /// None. Writes nothing in the node's netns.
     Off,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidProbeMatch {
-    #[error("is none of socket, kubelet, uid:NUMBER, cgroup:PATH, off")]
+    #[error("is none of socket, uid:NUMBER, off")]
     Unknown,
     #[error("has no valid user id (0 to 4294967294)")]
     Uid,
-    #[error(
-        "has no valid cgroup: expected a path below the root of cgroup2, such as system.slice/kubelet.service"
-    )]
-    Cgroup,
+    /// A value of releases up to 0.1.
+    #[error("was removed: set uid:NUMBER with the user id of the kubelet, mostly uid:0, or socket")]
+    Removed,
+}
+
+impl ProbeMatch {
+    /// Returns the condition on a packet's sender, `None` if no packet is a probe.
+    pub(crate) fn sender(self) -> Option<Expr> {
+        match self {
+            Self::Socket => Some(Expr::FromAnySocket),
+            Self::Uid(user) => Some(Expr::FromUser(user)),
+            Self::Off => None,
+        }
+    }
 }
 
 impl FromStr for ProbeMatch {
@@ -80,21 +80,15 @@ impl FromStr for ProbeMatch {
 
     fn from_str(text: &str) -> Result<Self, InvalidProbeMatch> {
         match text.split_once(':') {
-            None => match text {
-                "socket" => Ok(Self::Socket),
-                "kubelet" => Ok(Self::Kubelet),
-                "off" => Ok(Self::Off),
-                _ => Err(InvalidProbeMatch::Unknown),
-            },
+            None if text == "socket" => Ok(Self::Socket),
+            None if text == "off" => Ok(Self::Off),
+            None if text == "kubelet" => Err(InvalidProbeMatch::Removed),
+            Some(("cgroup", _)) => Err(InvalidProbeMatch::Removed),
             Some(("uid", user)) => {
                 let user = user.parse().ok().filter(|user| *user != u32::MAX);
                 user.map(Self::Uid).ok_or(InvalidProbeMatch::Uid)
             }
-            Some(("cgroup", path)) => {
-                let path = CgroupPath::parse(path).ok_or(InvalidProbeMatch::Cgroup)?;
-                Ok(Self::Cgroup(path))
-            }
-            Some(_) => Err(InvalidProbeMatch::Unknown),
+            _ => Err(InvalidProbeMatch::Unknown),
         }
     }
 }
@@ -104,44 +98,6 @@ impl TryFrom<String> for ProbeMatch {
 
     fn try_from(text: String) -> Result<Self, String> {
         text.parse().map_err(|why| format!("{text:?} {why}"))
-    }
-}
-
-impl fmt::Display for ProbeMatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Socket => f.write_str("socket"),
-            Self::Kubelet => f.write_str("kubelet"),
-            Self::Uid(user) => write!(f, "uid:{user}"),
-            Self::Cgroup(path) => write!(f, "cgroup:{}", path.as_str()),
-            Self::Off => f.write_str("off"),
-        }
-    }
-}
-
-/// A path below the root of cgroup2, without a slash at either end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CgroupPath(String);
-
-impl CgroupPath {
-    /// Rejects quotes and white space, which would break iptables' script, and the root,
-    /// which contains all processes.
-    fn parse(text: &str) -> Option<Self> {
-        let text = text.strip_prefix('/').unwrap_or(text).trim_end_matches('/');
-        let is_part = |part: &str| {
-            let is_allowed = |byte: u8| byte.is_ascii_graphic() && byte != b'"';
-            !matches!(part, "" | "." | "..") && part.bytes().all(is_allowed)
-        };
-        let fits = text.len() < MAX_PATH_BYTES;
-        (fits && text.split('/').all(is_part)).then(|| Self(text.to_owned()))
-    }
-
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    pub(crate) fn level(&self) -> u32 {
-        u32::try_from(self.0.split('/').count()).unwrap_or(u32::MAX)
     }
 }
 
@@ -206,37 +162,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_to_tell_probes_is_read_as_it_is_written() {
-        for text in ["socket", "kubelet", "uid:0", "uid:4711", "off"] {
-            assert_eq!(text.parse::<ProbeMatch>().unwrap().to_string(), text);
+    fn probe_match_names_a_sender_and_a_removed_value_names_its_successor() {
+        let parse = str::parse::<ProbeMatch>;
+        assert_eq!(parse("socket"), Ok(ProbeMatch::Socket));
+        assert_eq!(parse("uid:4711"), Ok(ProbeMatch::Uid(4711)));
+        assert_eq!(parse("off"), Ok(ProbeMatch::Off));
+        for bad in ["", "Socket", "uid", "uids:0", "gid:0"] {
+            assert_eq!(parse(bad), Err(InvalidProbeMatch::Unknown), "{bad:?}");
         }
-        let cgroup: ProbeMatch = "cgroup:/system.slice/kubelet.service/".parse().unwrap();
-        assert_eq!(cgroup.to_string(), "cgroup:system.slice/kubelet.service");
-        let ProbeMatch::Cgroup(path) = cgroup else {
-            panic!("{cgroup}");
-        };
-        assert_eq!(path.level(), 2);
-    }
-
-    #[test]
-    fn what_names_nobody_or_everybody_is_refused() {
-        for bad in [
-            "",
-            "Socket",
-            "uid",
-            "uid:",
-            "uid:-1",
-            "uid:4294967295",
-            "cgroup:",
-            "cgroup:/",
-            "cgroup:a/../b",
-            "cgroup:a//b",
-            "cgroup:a b",
-            "cgroup:a\nb",
-            "cgroup:a\"b",
-            "gid:0",
-        ] {
-            assert!(bad.parse::<ProbeMatch>().is_err(), "{bad:?}");
+        for bad in ["uid:", "uid:-1", "uid:4294967295"] {
+            assert_eq!(parse(bad), Err(InvalidProbeMatch::Uid), "{bad:?}");
+        }
+        for removed in ["kubelet", "cgroup:system.slice/kubelet.service"] {
+            let error = parse(removed).unwrap_err().to_string();
+            assert!(error.contains("uid:0"), "{error}");
         }
     }
 

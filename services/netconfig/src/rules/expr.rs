@@ -44,23 +44,11 @@ pub enum Expr {
     FromGroup(u32),
     /// A socket opened by another group sent the packet.
     NotFromGroup(u32),
-    /// A socket opened in the cgroup or below sent the packet. The kernel allows no such condition in postrouting
-    /// (nft_socket_validate in net/netfilter/nft_socket.c).
-    FromCgroup {
-        /// The depth of the cgroup below the root cgroup.
-        level: u32,
-        /// The inode of the cgroup's directory.
-        id: u64,
-    },
-    /// The connection has the label, 0 to 127.
-    Labelled(u8),
     Counter,
     /// Sets only the mark's bits, on the packet.
     Mark(Mark),
     /// Sets only the mark's bits, on the connection.
     MarkConnection(Mark),
-    /// Labels the connection with a number from 0 to 127.
-    Label(u8),
     Zone(u16),
     /// Accepts the packet, which no later rule of the chain sees.
     Accept,
@@ -111,12 +99,9 @@ impl Expr {
             | Self::FromUser(_)
             | Self::FromGroup(_)
             | Self::NotFromGroup(_)
-            | Self::FromCgroup { .. }
-            | Self::Labelled(_)
             | Self::Counter
             | Self::Mark(_)
             | Self::MarkConnection(_)
-            | Self::Label(_)
             | Self::Zone(_)
             | Self::Accept
             | Self::Drop

@@ -13,7 +13,6 @@ mod look;
 mod name;
 mod packets;
 mod probes;
-mod programs;
 #[path = "../scenarios/scenarios.rs"]
 mod scenarios;
 mod selftest;

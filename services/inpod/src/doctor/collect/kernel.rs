@@ -48,7 +48,7 @@ const fn with(
     }
 }
 
-pub(crate) const FEATURES: [Feature; 10] = [
+pub(crate) const FEATURES: [Feature; 9] = [
     always("nfnetlink", "nfnetlink", "nfnetlink_rcv_msg"),
     always("nf_tables", "nf_tables", "nft_do_chain"),
     always("nf_conntrack", "nf_conntrack", "nf_conntrack_in"),
@@ -66,12 +66,6 @@ pub(crate) const FEATURES: [Feature; 10] = [
         "nft tproxy",
         "nft_tproxy",
         "nft_tproxy_eval",
-    ),
-    with(
-        "probe_match = cgroup:PATH",
-        "nft socket",
-        "nft_socket",
-        "nft_socket_eval",
     ),
 ];
 

@@ -1,6 +1,6 @@
 //! A node's packet filter without the probe set.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use netconfig::probes::ProbeSettings;
 
@@ -20,7 +20,7 @@ fn nothing_is_left_on_a_node_that_is_left_and_nothing_of_others_goes() {
     node.nft("add table inet stranger");
     let before = everything(&node);
     let host = OnNode::start(&node, ProbeSettings::default());
-    let guard = host.start_reconciler();
+    let guard = host.start_reconciler(Duration::ZERO);
     host.set_addresses("c1", &POD);
     assert_ne!(everything(&node), before);
     let held = host.clear().unwrap_err();

@@ -37,7 +37,7 @@ impl OnNode {
         let readiness = Readiness::default();
         let conditions = readiness.clone();
         let host = node
-            .run(move || ProbeSet::start(settings, conditions))
+            .run(move || ProbeSet::start(&settings, conditions))
             .unwrap();
         Self {
             node: Arc::clone(node),
@@ -46,9 +46,10 @@ impl OnNode {
         }
     }
 
-    pub(crate) fn start_reconciler(&self) -> ReconcilerGuard {
+    pub(crate) fn start_reconciler(&self, read_interval: Duration) -> ReconcilerGuard {
         let host = Arc::clone(&self.host);
-        self.node.run(move || host.start_reconciler()).unwrap()
+        let start = move || host.start_reconciler(read_interval);
+        self.node.run(start).unwrap()
     }
 
     /// Must succeed; returns whether anything had to be written.

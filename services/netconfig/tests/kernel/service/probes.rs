@@ -234,21 +234,25 @@ async fn an_apply_that_fails_in_the_pod_leaves_the_nodes_set_as_it_was() {
 }
 
 #[tokio::test]
-async fn what_the_node_refuses_fails_the_apply_and_says_so_and_the_pod_is_as_before() {
+async fn an_apply_fails_where_the_node_refuses_the_probe_set() {
     let place = Place::new();
-    let settings = [("INPOD_PROBE_MATCH", "cgroup:no.such.slice")];
-    let mut netconfig = Netconfig::start_on(Arc::clone(&place.node), &settings).await;
+    let mut netconfig = Netconfig::start_on(Arc::clone(&place.node), &[]).await;
     netconfig.claim("c1", &place.pod).await.unwrap();
+    // A set of another type, which takes no address.
+    place.node.nft("add table inet inpod-host");
+    place
+        .node
+        .nft("add set inet inpod-host probes-v4 { type inet_service; }");
+    let before = place.node.nft("list ruleset");
     let status = apply(&mut netconfig, "c1", ambient(), &[POD])
         .await
         .unwrap_err();
     assert_eq!(refusal(&status), (Code::Internal, Reason::KernelRefused));
     assert!(
-        status.message().contains("the node's probe rule"),
+        status.message().contains("the node's probe set"),
         "{status}"
     );
-    assert!(status.message().contains("no.such.slice"), "{status}");
-    assert_eq!(place.node.nft("list ruleset"), "");
+    assert_eq!(place.node.nft("list ruleset"), before);
     assert_eq!(plain().observe(&place.pod.netns).unwrap().tag, None);
     // Without addresses the node stays unchanged.
     apply(&mut netconfig, "c1", ambient(), &[]).await.unwrap();
@@ -379,7 +383,6 @@ async fn a_flush_of_the_nodes_rules_is_mended_and_counted() {
     for line in [
         "inpod_netconfig_probe_elements 1",
         "inpod_netconfig_probe_restores_total 1",
-        "inpod_netconfig_condition{name=\"probe-match\"} 1",
         "inpod_netconfig_condition{name=\"probe-set\"} 1",
     ] {
         assert!(metrics.contains(line), "{line} is not in\n{metrics}");
