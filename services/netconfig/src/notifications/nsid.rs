@@ -3,7 +3,10 @@
 //!
 //! An nsid lasts as long as its netns and cannot be revoked; afterwards the kernel may reuse the number.
 
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::{
+    io,
+    os::fd::{AsFd as _, AsRawFd as _},
+};
 
 use inpod_linux::Netns;
 use netlink_bindings::{
@@ -22,18 +25,27 @@ const NSID_NOT_ASSIGNED: i32 = -1;
 /// A struct rtgenmsg with padding, all zero (AF_UNSPEC).
 const HEADER: [u8; 4] = [0; 4];
 
-/// Returns the nsid of `netns` in netconfig's netns, and assigns an nsid if there is none.
-pub(super) fn nsid_of(netns: &Netns) -> Result<i32, KernelError> {
-    let act = "assign an nsid to the netns";
-    let socket = Socket::open(SockProtocol::NetlinkRoute);
-    let mut socket = socket.map_err(|error| KernelError::new(act, error))?;
-    match socket.execute(act, &Request::new(libc::RTM_NEWNSID, netns)) {
-        Err(error) if !error.is(nix::Error::EEXIST) => return Err(error),
-        Ok(()) | Err(_) => {}
+/// Assigns nsids in the netns in which it was opened.
+#[derive(Debug)]
+pub(super) struct NsidAssigner(Socket);
+
+impl NsidAssigner {
+    /// Opens a socket in the calling thread's netns.
+    pub(super) fn open() -> io::Result<Self> {
+        Socket::open(SockProtocol::NetlinkRoute).map(Self)
     }
-    let act = "read the nsid of the netns";
-    let answer = socket.get(act, &Request::new(libc::RTM_GETNSID, netns))?;
-    parse_nsid(&answer).ok_or_else(|| KernelError::new(act, nix::Error::ENOENT))
+
+    /// Returns the nsid of `netns`, and assigns an nsid if there is none.
+    pub(super) fn nsid_of(&mut self, netns: &Netns) -> Result<i32, KernelError> {
+        let act = "assign an nsid to the netns";
+        match self.0.execute(act, &Request::new(libc::RTM_NEWNSID, netns)) {
+            Err(error) if !error.is(nix::Error::EEXIST) => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        let act = "read the nsid of the netns";
+        let answer = self.0.get(act, &Request::new(libc::RTM_GETNSID, netns))?;
+        parse_nsid(&answer).ok_or_else(|| KernelError::new(act, nix::Error::ENOENT))
+    }
 }
 
 fn parse_nsid(answer: &[u8]) -> Option<i32> {

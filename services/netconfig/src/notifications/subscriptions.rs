@@ -1,8 +1,8 @@
 //! Opens the sockets that receive notifications of each claimed netns.
 //!
-//! Two shared sockets in netconfig's netns receive the notifications of all claimed netns, with their nsid. Where
-//! the kernel refuses shared sockets (they need CAP_NET_BROADCAST), netconfig opens two sockets in each claimed
-//! netns. Like the claim, sockets in a netns keep the netns alive (services/docs/facts/kernel.md, 7), and are
+//! Two shared sockets receive the notifications of all claimed netns, with their nsid. They are in a netns of their
+//! own, because sockets in the node's netns would receive every change that others make on the node. Where the kernel
+//! refuses shared sockets (they need CAP_NET_BROADCAST), netconfig opens two sockets in each claimed netns. Like the claim, sockets in a netns keep the netns alive (services/docs/facts/kernel.md, 7), and are
 //! closed with the claim.
 
 use std::{
@@ -11,15 +11,15 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use inpod_linux::Netns;
 use inpod_types::{NetnsId, SandboxRef, with_causes};
 
 use super::{
-    nsid::nsid_of,
+    nsid::NsidAssigner,
     receiver::{NotificationReceiver, NsidMap, ReceiverTask, Scope, start},
     socket::{Topic, UnpolledSocket},
 };
-use crate::read_queue::Queue;
-use crate::{claims::Claim, notifications::DriftMetrics};
+use crate::{claims::Claim, netlink::KernelError, notifications::DriftMetrics, read_queue::Queue};
 
 /// The maximum buffer size of a socket in a claimed netns. Each claimed netns has two such sockets, which receive
 /// its notifications only.
@@ -42,9 +42,10 @@ pub(crate) struct Subscriptions {
     open: Mutex<BTreeMap<SandboxRef, Subscription>>,
 }
 
-/// The shared sockets, with the nsids of claimed netns.
+/// The shared sockets, with the nsids of claimed netns in the sockets' netns.
 #[derive(Debug)]
 struct Shared {
+    assigner: Mutex<NsidAssigner>,
     nsids: Arc<NsidMap>,
     _tasks: Vec<ReceiverTask>,
 }
@@ -62,10 +63,10 @@ enum Source {
 }
 
 impl Subscriptions {
-    /// Opens the shared sockets. Must be called within a runtime, on a thread in the netns whose nsids are used.
+    /// Opens the shared sockets. Must be called within a runtime.
     pub(crate) fn open(options: Options, queue: Arc<Queue>, counts: DriftMetrics) -> Self {
         let shared = if options.shared {
-            Shared::open(options.buffer_bytes, &queue, &counts).map_err(|error| error.to_string())
+            Shared::open(options.buffer_bytes, &queue, &counts)
         } else {
             Err("switched off".to_owned())
         };
@@ -133,7 +134,7 @@ impl Subscriptions {
 
     fn open_source(&self, claim: &Claim) -> Option<Source> {
         if let Ok(shared) = &self.shared {
-            match nsid_of(&claim.netns) {
+            match shared.nsid_of(&claim.netns) {
                 Ok(nsid) => {
                     shared.nsids.insert(nsid, claim.sandbox.clone());
                     return Some(Source::Shared(nsid));
@@ -167,18 +168,35 @@ impl Subscriptions {
 }
 
 impl Shared {
-    fn open(buffer_bytes: usize, queue: &Arc<Queue>, counts: &DriftMetrics) -> io::Result<Self> {
+    fn open(
+        buffer_bytes: usize,
+        queue: &Arc<Queue>,
+        counts: &DriftMetrics,
+    ) -> Result<Self, String> {
+        let netns = Netns::create().map_err(|error| with_causes(&error))?;
+        let opened =
+            netns.within(|| Ok((NsidAssigner::open()?, open_sockets(buffer_bytes, true)?)));
+        let opened = opened.map_err(|error| with_causes(&error))?;
+        let (assigner, sockets) = opened.map_err(|error: io::Error| error.to_string())?;
         let nsids = Arc::<NsidMap>::default();
         let receiver = || NotificationReceiver {
             scope: Scope::AllNsids(Arc::clone(&nsids)),
             queue: Arc::clone(queue),
             counts: counts.clone(),
         };
-        let tasks = start(open_sockets(buffer_bytes, true), receiver)?;
+        let tasks = start(Ok(sockets), receiver).map_err(|error| error.to_string())?;
         Ok(Self {
+            assigner: Mutex::new(assigner),
             nsids,
             _tasks: tasks,
         })
+    }
+
+    fn nsid_of(&self, netns: &Netns) -> Result<i32, KernelError> {
+        let assigner = self.assigner.lock();
+        assigner
+            .unwrap_or_else(PoisonError::into_inner)
+            .nsid_of(netns)
     }
 }
 

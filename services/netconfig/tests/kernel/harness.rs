@@ -51,7 +51,7 @@ impl Netconfig {
         Self::start_by(command, &["--sweep-seconds", "1"]).await
     }
 
-    /// The command executes netconfig in a netns of its own, since it assigns nsids there.
+    /// The command executes netconfig in a netns of its own, where it writes the probe set.
     pub(crate) async fn start_by(mut command: Command, arguments: &[&str]) -> Self {
         command.args(arguments);
         Self::start_in(command, Some(Arc::new(Fresh::new())), &[]).await
