@@ -15,6 +15,7 @@ use crate::{
     error::{ApplyError, KernelError, NoIpv6, VerifyError},
     family::Family,
     inspect::{self, Connections, GracePeriod},
+    netlink::retry_on_race,
     netns_session::{NetnsSession, Prepared, ReachError, Visit},
     nftables::{Change, Observed},
     plan::{self, Plan, State, Step},
@@ -22,9 +23,6 @@ use crate::{
     sysctl::Sysctls,
 };
 use undo::Undo;
-
-/// Limits the retries of a transaction while another process keeps changing the same tables.
-const ATTEMPTS: usize = 8;
 
 /// Limits the restarts, each of which may take a grace period, while another process changes rules as they are
 /// applied.
@@ -364,19 +362,20 @@ fn write_tables(
     seen: &Observed,
 ) -> Result<bool, ApplyError> {
     let nftables = &mut session.visit.nftables;
-    let mut change = first.clone();
-    let mut result = nftables.change(seen.generation, &change);
-    for _ in 1..ATTEMPTS {
-        match &result {
-            Err(error) if error.is_race() => {}
-            Ok(()) | Err(_) => break,
-        }
-        let seen = nftables.read()?;
-        change = plan.write(&seen, tag);
-        result = nftables.change(seen.generation, &change);
-    }
-    result?;
-    Ok(!change.leftovers.is_empty())
+    // The state and the change of the first attempt are known.
+    let mut known = Some((seen.generation, first.clone()));
+    let deletes_leftovers = retry_on_race(|| {
+        let (generation, change) = match known.take() {
+            Some(known) => known,
+            None => {
+                let seen = nftables.read()?;
+                (seen.generation, plan.write(&seen, tag))
+            }
+        };
+        nftables.change(generation, &change)?;
+        Ok(!change.leftovers.is_empty())
+    })?;
+    Ok(deletes_leftovers)
 }
 
 /// Reads the tables, and fails if the tables differ from the plan.

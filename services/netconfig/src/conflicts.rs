@@ -1,35 +1,25 @@
-//! Finds foreign rules and settings that can defeat inpod's rules.
+//! Finds chains, ip rules and settings of other programs that can defeat inpod's rules.
 //!
-//! Analyses nf_tables, including iptables-nft. Of iptables' legacy tables only their use is known. Rules that exclude all packets that inpod's rules act on (`decode`), or that no base chain leads to
-//! (`walk`), are no conflict.
+//! Foreign chains are judged by their hook, priority and policy, and by whether they have rules, but not by what the
+//! rules are. Of iptables' legacy tables only their use is known.
 
-mod decode;
+mod chains;
 mod environment;
-mod owner;
-mod read;
-mod ruleset;
-mod shadow;
-mod walk;
 
-use std::{io, net::IpAddr};
+use std::net::IpAddr;
 
 use inpod_linux::Netns;
-use nix::sys::socket::SockProtocol;
 
-use crate::{
-    inspect::InspectError,
-    legacy,
-    netlink::{KernelError, Socket},
-};
+use crate::{inspect::InspectError, legacy, netlink::KernelError, nftables::Nftables};
 
-/// Limits the response: any process with NET_ADMIN in the netns can add rules.
+/// Limits the response: any process with NET_ADMIN in the netns can add chains and ip rules.
 const MAX_FINDINGS: usize = 100;
 
-/// A foreign rule or setting that can defeat inpod's.
+/// A foreign chain, ip rule or setting that can defeat inpod's rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     pub kind: Kind,
-    /// Table and chain, interface or sysctl.
+    /// Table and chain, ip rule, interface or sysctl.
     pub subject: String,
     pub sentence: String,
 }
@@ -38,10 +28,10 @@ pub struct Finding {
 pub enum Kind {
     /// Can translate connections before inpod's chain.
     NatChain,
-    /// Overwrites inpod's bits of a mark.
-    UnmaskedMark,
-    /// Accepts, drops or untracks packets before inpod's rules see them.
-    EarlyVerdict,
+    /// Drops packets by its policy.
+    DropPolicy,
+    /// An ip rule matches inpod's marks.
+    MarkedRule,
     /// Strict reverse path filtering drops packets from outside.
     RpFilter,
     LoopbackDown,
@@ -53,16 +43,20 @@ pub enum Kind {
 
 /// Finds conflicts in the netns of a pod with these addresses.
 pub fn find_conflicts(netns: &Netns, addresses: &[IpAddr]) -> Result<Vec<Finding>, InspectError> {
-    let (socket, reader, uses_legacy_nat) = netns.within(|| {
-        let socket = Socket::open(SockProtocol::NetlinkNetFilter);
-        (socket, environment::Reader::open(), legacy::uses_nat())
+    let (nftables, reader, uses_legacy_nat) = netns.within(|| {
+        (
+            Nftables::open(),
+            environment::Reader::open(),
+            legacy::uses_nat(),
+        )
     })?;
     let reader = reader.map_err(|source| InspectError::Read {
         what: "the interfaces",
         source,
     })?;
+    let nftables = nftables.map_err(|error| KernelError::new("open a netlink socket", error));
     let mut found = environment::findings(&reader.read()?, addresses);
-    found.extend(shadow::findings(&tables(socket)?));
+    found.extend(chains::findings(&nftables?.read_chains()?));
     found.extend(uses_legacy_nat.then(legacy_nat));
     found.truncate(MAX_FINDINGS);
     Ok(found)
@@ -78,17 +72,9 @@ fn legacy_nat() -> Finding {
     }
 }
 
-/// Kernels without nfnetlink have no such socket and no tables.
-fn tables(socket: io::Result<Socket>) -> Result<Vec<ruleset::Table>, KernelError> {
-    match socket {
-        Ok(mut socket) => read::read(&mut socket),
-        Err(error) if is_missing(&error) => Ok(Vec::new()),
-        Err(error) => Err(KernelError::new("open a netlink socket", error)),
-    }
-}
-
-fn is_missing(error: &io::Error) -> bool {
-    error.raw_os_error() == io::Error::from(nix::Error::EPROTONOSUPPORT).raw_os_error()
+/// Escapes unprintable characters and cuts after 64: any process with NET_ADMIN in the netns can choose names.
+fn printable(name: &str) -> String {
+    name.chars().take(64).flat_map(char::escape_debug).collect()
 }
 
 #[cfg(test)]

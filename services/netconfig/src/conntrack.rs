@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::{
     family::Family,
     marks::{DNS_PORT, ZTUNNEL_DNS_PORT},
-    netlink::{KernelError, Socket},
+    netlink::{KernelError, Socket, retry_on_race},
 };
 use netlink_bindings::{
     conntrack::{IterableConntrackAttrs, Nfgenmsg, OpGetDump, Request},
@@ -32,8 +32,6 @@ const ID: u16 = 12;
 const ZONE: u16 = 18; // CTA_ZONE
 const NESTED: u16 = 0x8000; // NLA_F_NESTED
 const UDP: u8 = 17; // IPPROTO_UDP
-/// Limits the attempts to get a dump during which no entry changed.
-const ATTEMPTS: usize = 8;
 
 /// Returns the source port by which answers in stale entries of DNS queries are recognised, given the families
 /// whose queries go to ztunnel. Entries on the right path stay, because an outstanding answer needs its entry.
@@ -125,24 +123,17 @@ fn entries(
     socket: &mut Socket,
     is_selected: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
 ) -> Result<Vec<RawRequest>, KernelError> {
-    let mut attempts = ATTEMPTS;
-    loop {
-        attempts -= 1;
+    let request = Request::new().op_get_dump(&Nfgenmsg::new());
+    let payloads = retry_on_race(|| {
         DUMPS.fetch_add(1, Ordering::Relaxed);
-        let request = Request::new().op_get_dump(&Nfgenmsg::new());
-        match socket.dump("read the connection tracking entries", &request) {
-            Err(error) if error.is_race() && attempts > 0 => {}
-            Err(error) => return Err(error),
-            Ok(payloads) => {
-                let entry = |payload: &Vec<u8>| {
-                    let (header, attributes) = OpGetDump::decode_reply(payload);
-                    let is_selected = is_selected(&header, &attributes);
-                    is_selected.then(|| delete(&header, attributes.get_buf()))?
-                };
-                return Ok(payloads.iter().filter_map(entry).collect());
-            }
-        }
-    }
+        socket.dump("read the connection tracking entries", &request)
+    })?;
+    let entry = |payload: &Vec<u8>| {
+        let (header, attributes) = OpGetDump::decode_reply(payload);
+        let is_selected = is_selected(&header, &attributes);
+        is_selected.then(|| delete(&header, attributes.get_buf()))?
+    };
+    Ok(payloads.iter().filter_map(entry).collect())
 }
 
 fn family_of(header: &Nfgenmsg) -> Option<Family> {

@@ -37,6 +37,11 @@ impl Mark {
         }
     }
 
+    /// Returns whether a packet with this mark and no other bit matches a condition on these bits.
+    pub(crate) const fn matches(self, condition: Self) -> bool {
+        self.mask & condition.mask != 0 && self.value & condition.mask == condition.value
+    }
+
     pub(crate) const fn value(self) -> u32 {
         self.value
     }

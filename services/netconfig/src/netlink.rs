@@ -9,6 +9,7 @@ mod message;
 pub(crate) mod route;
 
 pub use error::KernelError;
+pub(crate) use error::retry_on_race;
 pub(crate) use message::Batch;
 
 use std::{

@@ -15,7 +15,7 @@ mod sets;
 
 pub(crate) use leftovers::Author;
 pub(crate) use observed::{Change, NewTable, Observed, ObservedTable};
-pub(crate) use read::{NamedTable, TableState, generation};
+pub(crate) use read::{ChainOutline, NamedTable, TableOutline, TableState};
 pub(crate) use script::script;
 pub(crate) use sets::{AddressSet, Edit};
 
@@ -104,6 +104,11 @@ impl Nftables {
     /// Reads inpod's tables, and the foreign rules that inpod replaces.
     pub(crate) fn read(&mut self) -> Result<Observed, KernelError> {
         read::read(&mut self.socket)
+    }
+
+    /// Reads all tables that see IP packets, with their chains.
+    pub(crate) fn read_chains(&mut self) -> Result<Vec<TableOutline>, KernelError> {
+        read::read_outlines(&mut self.socket)
     }
 
     /// Applies a change if nothing has changed since `generation` was read; otherwise the error is a race.

@@ -145,6 +145,8 @@ pub(crate) struct Routing {
     equivalent: Vec<Item>,
     /// Ip rules of Istio's sidecar installer.
     incumbents: Vec<Item>,
+    /// Foreign ip rules that match a mark of ztunnel's packets before the main table: family, priority and mark.
+    foreign_rules: Vec<(Family, u32, Mark)>,
     /// True if the kernel reports the protocol of addresses.
     reports_protocols: bool,
 }
@@ -172,6 +174,10 @@ impl Routing {
         equivalent
             .filter(|(_, part)| is_for_ztunnel(*part))
             .collect()
+    }
+
+    pub(crate) fn foreign_rules(&self) -> &[(Family, u32, Mark)] {
+        &self.foreign_rules
     }
 
     pub(crate) fn incumbents(&self) -> &[Item] {

@@ -1,11 +1,12 @@
 use inpod_linux::Netns;
 use inpod_types::{SandboxRef, with_causes};
 
-use super::{ATTEMPTS, Writer, apply_plan};
+use super::{Writer, apply_plan};
 use crate::{
     error::{ApplyError, KernelError, RemoveError},
     family::Family,
     inspect,
+    netlink::retry_on_race,
     netns_session::NetnsSession,
     nftables::{Author, Change},
     plan::{Plan, State},
@@ -106,23 +107,15 @@ fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), Remove
 /// Deletes the tables of inpod and the leftovers, and retries after a concurrent change.
 fn delete_tables(session: &mut NetnsSession<'_>) -> Result<(), KernelError> {
     let nftables = &mut session.visit.nftables;
-    let mut attempts = ATTEMPTS;
-    loop {
-        attempts -= 1;
+    retry_on_race(|| {
         let seen = nftables.read()?;
         let change = Change {
             delete: seen.ids(),
             leftovers: seen.leftovers.select(Author::is_replaced_by_all),
             ..Change::default()
         };
-        if change.is_empty() {
-            return Ok(());
-        }
-        match nftables.change(seen.generation, &change) {
-            Err(error) if error.is_race() && attempts > 0 => {}
-            result => return result,
-        }
-    }
+        nftables.change(seen.generation, &change)
+    })
 }
 
 fn remaining(state: &State) -> Vec<String> {

@@ -1,8 +1,8 @@
-use super::ATTEMPTS;
 use inpod_types::with_causes;
 
 use crate::{
     error::KernelError,
+    netlink::retry_on_race,
     netns_session::NetnsSession,
     nftables::{Change, NewTable, ObservedTable},
     plan::State,
@@ -55,19 +55,11 @@ impl Undo {
     /// Restores the previous tables, and retries after a concurrent change.
     fn restore(&self, session: &mut NetnsSession<'_>) -> Result<(), KernelError> {
         let nftables = &mut session.visit.nftables;
-        let mut attempts = ATTEMPTS;
-        loop {
-            attempts -= 1;
+        retry_on_race(|| {
             let now = nftables.read()?;
             let change = restoring_change(&now.tables, &self.before.nftables.tables);
-            if change.is_empty() {
-                return Ok(());
-            }
-            match nftables.change(now.generation, &change) {
-                Err(error) if error.is_race() && attempts > 0 => {}
-                result => return result,
-            }
-        }
+            nftables.change(now.generation, &change)
+        })
     }
 }
 

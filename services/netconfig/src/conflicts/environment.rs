@@ -17,9 +17,10 @@ use nix::{
     sys::socket::SockProtocol,
 };
 
-use super::{Finding, Kind, owner::printable};
+use super::{Finding, Kind, printable};
 use crate::{
     family::Family,
+    marks::Mark,
     netlink::{KernelError, Socket},
     routes::{Part, Recipient, Routes},
 };
@@ -44,6 +45,8 @@ pub(super) struct Environment {
     pub(super) has_ipv6: bool,
     /// inpod's ip rule for IPv6 exists.
     pub(super) routes_ipv6: bool,
+    /// Foreign ip rules that match inpod's marks: family, priority and mark.
+    pub(super) marked_rules: Vec<(Family, u32, Mark)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,13 +92,12 @@ impl Reader {
         {
             interface.asymmetric_paths = asymmetric_paths(&mut self.lookups, interface);
         }
+        let routing = self.routes.read()?;
         Ok(Environment {
             interfaces: self.interfaces,
             has_ipv6: self.has_ipv6,
-            routes_ipv6: self
-                .routes
-                .read()?
-                .has_ours((Family::V6, Part::Rule(Recipient::Ztunnel))),
+            routes_ipv6: routing.has_ours((Family::V6, Part::Rule(Recipient::Ztunnel))),
+            marked_rules: routing.foreign_rules().to_vec(),
         })
     }
 }
@@ -194,7 +196,19 @@ pub(super) fn findings(environment: &Environment, addresses: &[IpAddr]) -> Vec<F
             .filter_map(|found| rp_filter(found, addresses)),
     );
     found.extend(ipv6_disabled(environment, addresses));
+    found.extend(environment.marked_rules.iter().map(marked_rule));
     found
+}
+
+fn marked_rule((family, priority, mark): &(Family, u32, Mark)) -> Finding {
+    Finding {
+        kind: Kind::MarkedRule,
+        subject: format!("{family} ip rule {priority}"),
+        sentence: format!(
+            "The {family} ip rule with priority {priority} and fwmark {mark} matches packets with inpod's marks: \
+             ztunnel's connections, or the replies to ztunnel, can take another route."
+        ),
+    }
 }
 
 fn loopback_down(environment: &Environment) -> Option<Finding> {

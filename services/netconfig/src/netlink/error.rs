@@ -1,5 +1,21 @@
 use std::{fmt, io};
 
+/// Limits the attempts while other processes keep changing what is read or written.
+const ATTEMPTS: usize = 8;
+
+/// Repeats work that met a concurrent change.
+pub(crate) fn retry_on_race<T>(
+    mut attempt: impl FnMut() -> Result<T, KernelError>,
+) -> Result<T, KernelError> {
+    for _ in 1..ATTEMPTS {
+        match attempt() {
+            Err(error) if error.is_race() => {}
+            result => return result,
+        }
+    }
+    attempt()
+}
+
 /// A refusal by the kernel, or the lack of an answer.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {act}{}", KernelMessage(.message.as_deref()))]

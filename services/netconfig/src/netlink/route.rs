@@ -5,7 +5,7 @@ use netlink_bindings::{
     traits::NetlinkRequest,
 };
 
-use super::{KernelError, Socket};
+use super::{KernelError, Socket, retry_on_race};
 
 /// The origin of inpod's routes and ip rules, an unassigned number (rtnetlink(7), "rtm_protocol"; known numbers are
 /// in /etc/iproute2/rt_protos). Even after a restart, the origin distinguishes inpod's items from equal foreign
@@ -27,9 +27,6 @@ pub(crate) const TO_TABLE: u8 = 1; // FR_ACT_TO_TBL of linux/fib_rules.h
 /// IFF_UP of linux/if.h.
 const UP: u32 = 1;
 
-/// Limits the attempts to get a dump during which nothing changed.
-const ATTEMPTS: usize = 8;
-
 impl Socket {
     /// Sets an interface up, and does nothing if the interface is up already.
     pub(crate) fn set_up(&mut self, index: u32) -> Result<(), KernelError> {
@@ -50,14 +47,9 @@ impl Socket {
         act: &str,
         request: &R,
     ) -> Result<Vec<Vec<u8>>, KernelError> {
-        let mut attempts = ATTEMPTS;
-        loop {
-            attempts -= 1;
-            match self.dump(act, request) {
-                Err(error) if error.is_race() && attempts > 0 => {}
-                Err(error) if error.is(nix::Error::EAFNOSUPPORT) => return Ok(Vec::new()),
-                result => return result,
-            }
+        match retry_on_race(|| self.dump(act, request)) {
+            Err(error) if error.is(nix::Error::EAFNOSUPPORT) => Ok(Vec::new()),
+            result => result,
         }
     }
 }

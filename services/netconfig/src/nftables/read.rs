@@ -1,4 +1,4 @@
-use std::ffi::CStr;
+use std::{collections::BTreeMap, ffi::CStr};
 
 use netlink_bindings::{
     nftables::{
@@ -16,11 +16,9 @@ use super::{
     observed::{Observed, ObservedTable},
 };
 use crate::{
-    netlink::{KernelError, Socket},
+    netlink::{KernelError, Socket, retry_on_race},
     rules::{Base, Chain, Policy, Rule, Table, TableFamily, ambient::TABLES},
 };
-
-const ATTEMPTS: usize = 8;
 
 const IPTABLES_FAMILIES: [TableFamily; 2] = [TableFamily::Ip, TableFamily::Ip6];
 
@@ -46,13 +44,7 @@ pub(crate) struct NamedTable {
 
 /// Reads inpod's tables in the order of [`TABLES`], as a consistent snapshot.
 pub(super) fn read(socket: &mut Socket) -> Result<Observed, KernelError> {
-    let mut attempt = 1;
-    loop {
-        match read_once(socket) {
-            Err(error) if error.is_race() && attempt < ATTEMPTS => attempt += 1,
-            result => return result,
-        }
-    }
+    retry_on_race(|| read_once(socket))
 }
 
 fn read_once(socket: &mut Socket) -> Result<Observed, KernelError> {
@@ -100,6 +92,62 @@ pub(crate) fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
     attributes
         .get_id()
         .map_err(|error| KernelError::new(act, error))
+}
+
+/// A table that sees IP packets, with its chains but without their rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TableOutline {
+    pub(crate) family: TableFamily,
+    pub(crate) name: String,
+    /// Increases with each created table.
+    pub(crate) handle: u64,
+    pub(crate) chains: Vec<ChainOutline>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ChainOutline {
+    pub(crate) name: String,
+    pub(crate) base: Option<Base>,
+    /// The number of rules in the chain, and of jumps to the chain.
+    pub(crate) uses: u32,
+}
+
+/// Reads the tables of all programs, in the order of creation.
+pub(super) fn read_outlines(socket: &mut Socket) -> Result<Vec<TableOutline>, KernelError> {
+    let request = Request::new().op_gettable_dump(&every_family());
+    let payloads = retry_on_race(|| socket.dump("read the tables", &request))?;
+    let mut tables = BTreeMap::new();
+    for payload in &payloads {
+        let (header, attributes) = OpGettableDump::decode_reply(payload);
+        let (Some(family), Ok(name)) = (family_of(&header), attributes.get_name()) else {
+            continue;
+        };
+        let table = TableOutline {
+            family,
+            name: text(name),
+            handle: attributes.get_handle().unwrap_or(0),
+            chains: Vec::new(),
+        };
+        tables.insert((family, table.name.clone()), table);
+    }
+    let request = Request::new().op_getchain_dump(&every_family());
+    for payload in &retry_on_race(|| socket.dump("read the chains", &request))? {
+        let (header, attributes) = OpGetchainDump::decode_reply(payload);
+        let (Some(family), Ok(table)) = (family_of(&header), attributes.get_table()) else {
+            continue;
+        };
+        let table = tables.get_mut(&(family, text(table)));
+        if let (Some(table), Ok(name)) = (table, attributes.get_name()) {
+            table.chains.push(ChainOutline {
+                name: text(name),
+                base: base(&attributes),
+                uses: attributes.get_use().unwrap_or(0),
+            });
+        }
+    }
+    let mut tables: Vec<_> = tables.into_values().collect();
+    tables.sort_by_key(|table| table.handle);
+    Ok(tables)
 }
 
 /// Returns the state of a table of family inet, `None` if there is none.

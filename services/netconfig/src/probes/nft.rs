@@ -9,13 +9,10 @@ use super::{
 };
 use crate::{
     family::Family,
-    netlink::KernelError,
+    netlink::{KernelError, retry_on_race},
     nftables::{Edit, NamedTable, Nftables, TableState},
     rules::{Expr, Table},
 };
-
-/// While others keep changing the node's tables.
-const MAX_ATTEMPTS: usize = 16;
 
 /// `None` to remove the address.
 pub(super) type DesiredOwner<'a> = (IpAddr, Option<&'a str>);
@@ -227,15 +224,4 @@ fn differences(found: &NamedTable, wanted: &Table) -> Vec<String> {
         differences.push("the table's comment is not inpod's".to_owned());
     }
     differences
-}
-
-fn retry_on_race<T>(mut work: impl FnMut() -> Result<T, KernelError>) -> Result<T, KernelError> {
-    let mut attempts = MAX_ATTEMPTS;
-    loop {
-        attempts -= 1;
-        match work() {
-            Err(error) if error.is_race() && attempts > 0 => {}
-            result => return result,
-        }
-    }
 }

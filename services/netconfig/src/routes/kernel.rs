@@ -21,7 +21,7 @@ use nix::sys::socket::SockProtocol;
 use super::{Item, Part, Recipient, Routing};
 use crate::{
     family::Family,
-    marks::{FROM_PROXY, Mark, PROXY_TABLE, RULE_PRIORITY},
+    marks::{FROM_PROXY, FROM_ZTUNNEL, Mark, PROXY_TABLE, RULE_PRIORITY, TO_ZTUNNEL},
     netlink::{
         KernelError, Socket,
         route::{PROTOCOL, SCOPE_HOST, SCOPE_UNIVERSE, TO_TABLE, TYPE_LOCAL},
@@ -42,6 +42,9 @@ const WHOLE: u8 = 128;
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
 
 const POLL_INTERVAL: Duration = Duration::from_micros(250);
+
+/// The priority of the main table's ip rule (fib_default_rules_init in net/ipv4/fib_rules.c).
+const MAIN_PRIORITY: u32 = 0x7ffe;
 
 /// The mark in ip rules of Istio's sidecar installer, which compare the whole mark.
 const SIDECAR_MARK: Mark = FROM_PROXY.whole();
@@ -106,6 +109,8 @@ impl Routes {
             } else if let Some(priority) = incumbents_priority(&header, attributes) {
                 let rule = (family, Part::IncumbentRule(priority));
                 routing.incumbents.push(rule);
+            } else if let Some((priority, mark)) = rule_before_main(attributes) {
+                routing.foreign_rules.push((family, priority, mark));
             }
         }
         Ok(())
@@ -404,6 +409,15 @@ fn is_rule(
 fn incumbents_priority(header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> Option<u32> {
     let is_theirs = selects_by_mark(PROXY_TABLE, SIDECAR_MARK, header, attributes);
     is_theirs.then(|| attributes.get_priority().unwrap_or(0))
+}
+
+/// Returns priority and mark of an ip rule that can route packets of ztunnel, or to ztunnel, by another table.
+fn rule_before_main(attributes: IterableFibRuleAttrs<'_>) -> Option<(u32, Mark)> {
+    let priority = attributes.get_priority().unwrap_or(0);
+    let mark = Mark::new(attributes.get_fwmark().ok()?, attributes.get_fwmask().ok()?)?;
+    let mut ours = [FROM_ZTUNNEL, TO_ZTUNNEL].into_iter();
+    let matches = ours.any(|ours| ours.matches(mark));
+    (priority < MAIN_PRIORITY && matches).then_some((priority, mark))
 }
 
 /// Returns whether the ip rule sends exactly the packets with `mark` to the table.

@@ -27,7 +27,7 @@ pub const RAW: &str = "inpod-raw";
 pub const TABLES: [&str; 3] = [RAW, MANGLE, NAT];
 
 /// The conventional priority of DNAT (NF_IP_PRI_NAT_DST).
-pub(super) const NAT_PRIORITY: i32 = -100;
+pub(crate) const NAT_PRIORITY: i32 = -100;
 
 /// A priority before NAT takes effect (NF_IP_PRI_MANGLE).
 pub(super) const MANGLE_PRIORITY: i32 = -150;

@@ -103,8 +103,8 @@ pub(super) fn describe_finding(finding: conflicts::Finding) -> v1::Finding {
     } = finding;
     let kind = match kind {
         Kind::NatChain => FindingKind::NatChain,
-        Kind::UnmaskedMark => FindingKind::UnmaskedMark,
-        Kind::EarlyVerdict => FindingKind::EarlyVerdict,
+        Kind::DropPolicy => FindingKind::DropPolicy,
+        Kind::MarkedRule => FindingKind::MarkedRule,
         Kind::RpFilter => FindingKind::RpFilter,
         Kind::LoopbackDown => FindingKind::LoopbackDown,
         Kind::Ipv6Disabled => FindingKind::Ipv6Disabled,

@@ -1,10 +1,8 @@
 //! Inspection of a netns: every kind of conflict, proven by packets, and flows. Needs root.
 
 mod around;
+mod chains;
 mod flows;
-mod marks;
-mod nat;
-mod verdicts;
 
 use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},

@@ -1,0 +1,129 @@
+//! Finds base chains of other programs that can translate or drop what inpod's rules redirect.
+
+use super::{Finding, Kind, printable};
+use crate::{
+    nftables::{ChainOutline, TableOutline},
+    rules::{
+        Base, Hook, Kind as ChainKind, Policy, TableFamily,
+        ambient::{NAT, NAT_PRIORITY},
+    },
+};
+
+/// The prefixes of inpod's tables, which are inet tables, and of its chains in tables of iptables-nft.
+const OUR_TABLES: &str = "inpod-";
+const OUR_CHAINS: &str = "INPOD_";
+
+/// The node agent's inet tables (services/docs/facts/istio-ambient.md, 6.3), and the chain that only it has in tables
+/// of iptables-nft (6.2).
+const INCUMBENTS_TABLES: &str = "istio-ambient-";
+const INCUMBENTS_CHAIN: &str = "ISTIO_PRERT";
+
+pub(super) fn findings(tables: &[TableOutline]) -> Vec<Finding> {
+    let our_nat = tables
+        .iter()
+        .find(|table| is_ours(table) && table.name == NAT);
+    let mut found = Vec::new();
+    for table in tables.iter().filter(|table| !is_ours(table)) {
+        if is_incumbents(table) {
+            found.push(incumbent(table));
+            continue;
+        }
+        for (chain, base) in base_chains(table) {
+            found.extend(nat_chain(table, chain, base, our_nat));
+            found.extend(drop_policy(table, chain, base));
+        }
+    }
+    found
+}
+
+fn is_ours(table: &TableOutline) -> bool {
+    let is_our_table = table.family == TableFamily::Inet && table.name.starts_with(OUR_TABLES);
+    let mut chains = table.chains.iter();
+    is_our_table || chains.any(|chain| chain.name.starts_with(OUR_CHAINS))
+}
+
+fn is_incumbents(table: &TableOutline) -> bool {
+    if table.family == TableFamily::Inet {
+        return table.name.starts_with(INCUMBENTS_TABLES);
+    }
+    table
+        .chains
+        .iter()
+        .any(|chain| chain.name == INCUMBENTS_CHAIN)
+}
+
+fn incumbent(table: &TableOutline) -> Finding {
+    Finding {
+        kind: Kind::Incumbent,
+        subject: table_name(table),
+        sentence: "Istio's node agent left rules here, which the next ApplyRules replaces."
+            .to_owned(),
+    }
+}
+
+fn base_chains(table: &TableOutline) -> impl Iterator<Item = (&ChainOutline, Base)> {
+    let chains = table.chains.iter();
+    chains.filter_map(|chain| Some((chain, chain.base?)))
+}
+
+/// With equal priorities, the chain that was registered last comes first (nf_nat_register_fn in
+/// net/netfilter/nf_nat_core.c inserts before equals).
+fn nat_chain(
+    table: &TableOutline,
+    chain: &ChainOutline,
+    base: Base,
+    our_nat: Option<&TableOutline>,
+) -> Option<Finding> {
+    let sees_connections = matches!(base.hook, Hook::Prerouting | Hook::Output);
+    if base.kind != ChainKind::Nat || !sees_connections || chain.uses == 0 {
+        return None;
+    }
+    let what = match our_nat {
+        _ if base.priority > NAT_PRIORITY => return None,
+        _ if base.priority < NAT_PRIORITY => {
+            "comes before inpod's: connections that its rules translate do not go to ztunnel"
+        }
+        None => {
+            "has the priority of inpod's, which is missing: once inpod's is created, it comes first until this chain \
+             is created again"
+        }
+        Some(ours) if ours.handle < table.handle => {
+            "has the priority of inpod's and was created later, so that it comes first: connections that its rules \
+             translate do not go to ztunnel"
+        }
+        Some(_) => {
+            "has the priority of inpod's and is in an older table, so that inpod's comes first; if this chain is \
+             created again, it comes first, and connections that its rules translate do not go to ztunnel"
+        }
+    };
+    Some(finding(Kind::NatChain, table, chain, base, what))
+}
+
+/// Redirection changes ports, so that rules that accept the application's ports are not enough.
+fn drop_policy(table: &TableOutline, chain: &ChainOutline, base: Base) -> Option<Finding> {
+    let sees_redirected = matches!(base.hook, Hook::Prerouting | Hook::Input | Hook::Output);
+    let what = "drops packets that its rules do not accept: they must accept the connections that inpod redirects, \
+                which go to the TCP ports 15001, 15006, 15008 and 15053 and the UDP port 15053";
+    (base.policy == Policy::Drop && sees_redirected)
+        .then(|| finding(Kind::DropPolicy, table, chain, base, what))
+}
+
+fn finding(
+    kind: Kind,
+    table: &TableOutline,
+    chain: &ChainOutline,
+    base: Base,
+    what: &str,
+) -> Finding {
+    let (table, chain) = (table_name(table), printable(&chain.name));
+    let Base { hook, priority, .. } = base;
+    Finding {
+        kind,
+        sentence: format!("Chain {chain} of {table} (hook {hook}, priority {priority}) {what}."),
+        subject: format!("{table}, chain {chain}"),
+    }
+}
+
+fn table_name(table: &TableOutline) -> String {
+    format!("table {} {}", table.family, printable(&table.name))
+}
