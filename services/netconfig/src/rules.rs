@@ -13,10 +13,8 @@ mod tag;
 
 pub use expr::{Expr, Transport};
 pub use fingerprint::Fingerprint;
-pub use settings::{
-    Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Network, NoInterfaceName, NoNetwork,
-};
-pub use sidecar::{Loopback, NoLoopback, Owner, Selection, Sidecar};
+pub use settings::{Ambient, Exclusions, InterfaceName, Ipv6, Network, NoInterfaceName, NoNetwork};
+pub use sidecar::{InboundCapture, Loopback, NoLoopback, Owner, Selection, Sidecar};
 pub(crate) use tag::sandbox_name;
 pub use tag::{ForeignComment, Tag};
 

@@ -13,9 +13,7 @@ use serde::Deserialize;
 use crate::{
     decide::{Policy, Selectors},
     labels::Selector,
-    redirection::{
-        Capture, Group, Inbound, Ipv6, Loopback, OwnerGroups, Permission, Permissions, Sidecars,
-    },
+    redirection::{Capture, Group, Ipv6, Loopback, OwnerGroups, Permission, Permissions, Sidecars},
 };
 
 pub const KEYS: &[Key] = &[
@@ -58,11 +56,6 @@ pub const KEYS: &[Key] = &[
         name: "ipv6_capture",
         default: Some("auto"),
         help: "Whether IPv6 of pods is captured: auto (if a pod has it), on (pods without it are refused) or off",
-    },
-    Key {
-        name: "inbound_capture",
-        default: Some("redirect"),
-        help: "How inbound TCP is captured: redirect, or tproxy as Istio 1.21 did",
     },
     Key {
         name: "sidecar_redirection",
@@ -157,8 +150,6 @@ pub struct Config {
     dns_capture: bool,
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     ipv6_capture: Ipv6,
-    #[serde(deserialize_with = "inpod_service::config::parsed")]
-    inbound_capture: Inbound,
     sidecar_redirection: bool,
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     sidecar_owner_groups: OwnerGroups,
@@ -209,7 +200,6 @@ impl Config {
         Capture {
             dns: self.dns_capture,
             ipv6: self.ipv6_capture,
-            inbound: self.inbound_capture,
             sidecars: Sidecars {
                 owner_groups: self.sidecar_owner_groups.clone(),
                 excluded_owner_groups: self.sidecar_excluded_owner_groups.clone(),

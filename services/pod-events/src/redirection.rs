@@ -24,7 +24,6 @@ pub struct Capture {
     pub dns: bool,
     /// The setting applies to ztunnel and sidecars.
     pub ipv6: Ipv6,
-    pub inbound: Inbound,
     pub sidecars: Sidecars,
 }
 
@@ -106,18 +105,6 @@ impl From<Ipv6> for wire::Ipv6Capture {
 pub enum Inbound {
     Redirect,
     Tproxy,
-}
-
-impl FromStr for Inbound {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "redirect" => Ok(Self::Redirect),
-            "tproxy" => Ok(Self::Tproxy),
-            _ => Err(format!("\"{text}\" is not redirect or tproxy")),
-        }
-    }
 }
 
 impl From<Inbound> for wire::InboundCapture {
@@ -234,11 +221,11 @@ fn ambient(node: &Capture, settings: &RequestedSettings) -> wire::AmbientRedirec
         dns_capture: settings.dns_capture.unwrap_or(node.dns),
         bypass_inbound_capture: settings.bypass_inbound_capture,
         reroute_virtual_interfaces: settings.virtual_interfaces.clone(),
-        inbound_capture: wire::InboundCapture::from(node.inbound).into(),
         ipv6: wire::Ipv6Capture::from(node.ipv6).into(),
         exclusions: (settings.exclusions != Exclusions::default())
             .then(|| (&settings.exclusions).into()),
         keep_existing_connections: settings.keep_existing_connections,
+        ..wire::AmbientRedirection::default()
     }
 }
 

@@ -34,7 +34,7 @@ use crate::{
     owners::Owners,
     pipeline::{Pipeline, Revisions, Synced},
     pod::{Namespace, Pod},
-    redirection::{Capture, Inbound, Ipv6, Proxy, Redirection, Requested, Sidecar, Sidecars},
+    redirection::{Capture, Ipv6, Proxy, Redirection, Requested, Sidecar, Sidecars},
     source::Source,
     status::StatusReporter,
     task::{AddCall, Shared},
@@ -95,7 +95,6 @@ pub(crate) fn capture() -> Capture {
     Capture {
         dns: false,
         ipv6: Ipv6::Auto,
-        inbound: Inbound::Redirect,
         sidecars: Sidecars::default(),
     }
 }

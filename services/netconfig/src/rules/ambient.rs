@@ -1,5 +1,5 @@
-//! Describes ambient mode, with the rules of Istio's node agent (services/docs/facts/istio-ambient.md, 6.1 to 6.3;
-//! TPROXY from Istio 1.21) in inpod's own tables.
+//! Describes ambient mode, with the rules of Istio's node agent (services/docs/facts/istio-ambient.md, 6.1 to 6.3) in
+//! inpod's own tables.
 
 mod inbound;
 mod outbound;
@@ -17,7 +17,7 @@ use crate::{
 
 pub const NAT: &str = "inpod-nat";
 
-/// The table that returns replies to ztunnel and captures by TPROXY.
+/// The table that returns replies to ztunnel, and captures for a sidecar's proxy by TPROXY.
 pub const MANGLE: &str = "inpod-mangle";
 
 /// The table that separates ztunnel's DNS queries from the application's.
@@ -40,9 +40,8 @@ pub(crate) fn ruleset(settings: &Ambient) -> Ruleset {
     if settings.dns_capture {
         tables.push(raw(settings));
     }
-    tables.push(mangle(settings, inbound::by_tproxy(settings)));
-    let output = outbound::capture(settings);
-    tables.push(nat(inbound::by_redirect(settings), output));
+    tables.push(mangle(settings));
+    tables.push(nat(inbound::capture(settings), outbound::capture(settings)));
     Ruleset { tables }
 }
 
@@ -52,7 +51,7 @@ pub(crate) fn ruleset(settings: &Ambient) -> Ruleset {
 pub(crate) fn drain() -> Ruleset {
     let idle = || vec![Rule(vec![Expr::NewConnection, Expr::Counter])];
     Ruleset {
-        tables: vec![mangle(&Ambient::default(), Vec::new()), nat(idle(), idle())],
+        tables: vec![mangle(&Ambient::default()), nat(idle(), idle())],
     }
 }
 
@@ -78,15 +77,13 @@ fn raw(settings: &Ambient) -> Table {
     )
 }
 
-fn mangle(settings: &Ambient, capture: Vec<Rule>) -> Table {
-    let mut prerouting = vec![mark_ztunnel_connections(settings)];
-    prerouting.extend(capture);
+fn mangle(settings: &Ambient) -> Table {
     table(
         MANGLE,
         |hook| base(Kind::Filter, hook, MANGLE_PRIORITY),
         // The output chain is a route chain, so that its mark affects routing.
         |hook| base(Kind::Route, hook, MANGLE_PRIORITY),
-        prerouting,
+        vec![mark_ztunnel_connections(settings)],
         vec![return_replies_to_ztunnel(settings)],
     )
 }

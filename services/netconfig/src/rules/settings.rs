@@ -16,7 +16,6 @@ pub struct Ambient {
     pub bypass_inbound_capture: bool,
     /// Interfaces whose inbound TCP counts as outbound, such as interfaces of virtual machines.
     pub virtual_interfaces: Vec<InterfaceName>,
-    pub inbound_capture: InboundCapture,
     pub ipv6: Ipv6,
     pub exclusions: Exclusions,
     pub keep_existing_connections: bool,
@@ -28,15 +27,6 @@ impl Ambient {
     pub(crate) fn families(&self) -> &'static [Family] {
         self.ipv6.families()
     }
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum InboundCapture {
-    /// Captures by destination NAT to a local port.
-    #[default]
-    Redirect,
-    /// Captures by TPROXY, as Istio 1.21 did.
-    Tproxy,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

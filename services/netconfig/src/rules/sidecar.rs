@@ -5,7 +5,7 @@ mod inbound;
 mod outbound;
 mod settings;
 
-pub use settings::{Loopback, NoLoopback, Owner, Selection, Sidecar};
+pub use settings::{InboundCapture, Loopback, NoLoopback, Owner, Selection, Sidecar};
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -2,7 +2,7 @@
 
 pub(crate) mod sidecar;
 
-use netconfig::rules::{Ambient, Exclusions, InboundCapture, Ipv6, Redirection};
+use netconfig::rules::{Ambient, Exclusions, Ipv6, Redirection};
 
 /// Both modes. Sidecar names begin with `sidecar-`.
 pub(crate) fn redirections() -> impl Iterator<Item = (String, Redirection)> {
@@ -35,14 +35,6 @@ pub(crate) fn all() -> impl Iterator<Item = (&'static str, Ambient)> {
                 ..virtual_interfaces()
             },
         ),
-        ("tproxy", tproxy()),
-        (
-            "tproxy-ipv4",
-            Ambient {
-                ipv6: Ipv6::Off,
-                ..tproxy()
-            },
-        ),
         ("probes", probes()),
         ("exclusions", exclusions()),
         (
@@ -53,13 +45,6 @@ pub(crate) fn all() -> impl Iterator<Item = (&'static str, Ambient)> {
             },
         ),
         ("everything", everything()),
-        (
-            "everything-tproxy",
-            Ambient {
-                inbound_capture: InboundCapture::Tproxy,
-                ..everything()
-            },
-        ),
     ]
     .into_iter()
 }
@@ -89,13 +74,6 @@ fn virtual_interfaces() -> Ambient {
     let names = ["vm0", "k6t-net1"].into_iter();
     Ambient {
         virtual_interfaces: names.filter_map(|name| name.parse().ok()).collect(),
-        ..Ambient::default()
-    }
-}
-
-fn tproxy() -> Ambient {
-    Ambient {
-        inbound_capture: InboundCapture::Tproxy,
         ..Ambient::default()
     }
 }

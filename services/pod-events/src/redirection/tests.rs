@@ -4,7 +4,6 @@ fn node() -> Capture {
     Capture {
         dns: true,
         ipv6: Ipv6::Off,
-        inbound: Inbound::Redirect,
         sidecars: Sidecars::default(),
     }
 }

@@ -62,7 +62,7 @@ pub(crate) const FEATURES: [Feature; 9] = [
     always("nft redirect", "nft_redir", "nft_redir_eval"),
     always("socket diagnosis", "tcp_diag", "tcp_diag_get_info"),
     with(
-        "inbound_capture = tproxy",
+        "TPROXY for sidecars",
         "nft tproxy",
         "nft_tproxy",
         "nft_tproxy_eval",

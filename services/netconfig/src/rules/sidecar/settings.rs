@@ -10,10 +10,19 @@ use std::{
 use crate::{
     family::Family,
     marks::DNS_PORT,
-    rules::settings::{InboundCapture, InterfaceName, Ipv6, Network, NoNetwork},
+    rules::settings::{InterfaceName, Ipv6, Network, NoNetwork},
 };
 
 /// Settings of sidecar mode, which capture nothing by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InboundCapture {
+    /// Captures by destination NAT to a local port.
+    #[default]
+    Redirect,
+    /// Captures by TPROXY, which preserves the client's address.
+    Tproxy,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sidecar {
     pub inbound_capture: InboundCapture,

@@ -47,13 +47,15 @@ pub(in crate::server) fn redirection_of(
 }
 
 fn ambient(wanted: v1::AmbientRedirection, probe_sources: &[IpAddr]) -> Result<Ambient, Invalid> {
-    let (inbound_capture, ipv6) = (wanted.inbound_capture, wanted.ipv6);
+    if inbound_capture_of(INBOUND_CAPTURE, wanted.inbound_capture)? == InboundCapture::Tproxy {
+        let why = "TPROXY is not available in ambient mode: leave the field unset";
+        return Err(Invalid::new(INBOUND_CAPTURE, why));
+    }
     Ok(Ambient {
         dns_capture: wanted.dns_capture,
         bypass_inbound_capture: wanted.bypass_inbound_capture,
         virtual_interfaces: interfaces(INTERFACES, &wanted.reroute_virtual_interfaces)?,
-        inbound_capture: inbound_capture_of(INBOUND_CAPTURE, inbound_capture)?,
-        ipv6: ipv6_of(IPV6, ipv6)?,
+        ipv6: ipv6_of(IPV6, wanted.ipv6)?,
         exclusions: exclusions(&wanted.exclusions.unwrap_or_default())?,
         keep_existing_connections: wanted.keep_existing_connections,
         probe_sources: probe_sources.to_vec(),
@@ -263,8 +265,10 @@ mod tests {
 
     #[test]
     fn a_value_of_a_later_release_is_not_guessed_at() {
-        let error = refused(|wanted| wanted.inbound_capture = 7);
-        assert_eq!(error.field(), INBOUND_CAPTURE);
+        for number in [v1::InboundCapture::Tproxy.into(), 7] {
+            let error = refused(|wanted| wanted.inbound_capture = number);
+            assert_eq!(error.field(), INBOUND_CAPTURE, "{number}");
+        }
         let error = refused(|wanted| wanted.ipv6 = 7);
         assert_eq!(error.field(), IPV6);
     }

@@ -7,10 +7,11 @@ use std::{
 
 use netconfig::{
     inspect::{self, Proxies},
-    rules::{Ambient, InboundCapture, Redirection},
+    rules::{InboundCapture, Redirection, Sidecar},
 };
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use crate::scenarios;
 use crate::support::{Fresh, ambient, plain, sandbox};
 
 /// The first IPv6 packet over a new link may have to be sent again.
@@ -149,30 +150,28 @@ fn direct_flows_are_those_from_before_the_rules_and_none_that_ztunnel_carries() 
     assert_eq!(flows(&pod), (6, 0));
 }
 
-/// The local port is the application's; sockets that ztunnel opens are transparent too.
+/// The local port is the application's; sockets that the proxy opens are transparent too.
 #[test]
-fn what_tproxy_led_to_ztunnel_is_captured_and_what_ztunnel_makes_of_it_is_not() {
+fn tproxy_connections_are_captured_and_the_proxys_are_not() {
     let (pod, host) = pod_and_host();
-    let (application, server) = (listen(&pod, 8080), listen(&host, 80));
+    let application = listen(&pod, 8080);
     let [outbound, plaintext] = [15001, 15006].map(|port| listen_for_others(&pod, port));
-    let tproxy = Redirection::Ambient(Ambient {
+    let tproxy = Redirection::Sidecar(Sidecar {
         inbound_capture: InboundCapture::Tproxy,
-        ..Ambient::default()
+        ..scenarios::sidecar::usual()
     });
     plain().apply(&pod.netns, &tproxy, &sandbox("c1")).unwrap();
     let (mut inbound, mut of_ztunnel, mut others) = (Vec::new(), Vec::new(), Vec::new());
     for [own, other] in ADDRESSES {
-        let (from_own, from_client) = (Some(own), Some(other));
         inbound.push(connect(&host, None, 0, (own, 8080), &plaintext));
         of_ztunnel.push(connect(
             &pod,
-            from_client,
+            Some(other),
             FROM_ZTUNNEL,
             (own, 8080),
             &application,
         ));
         others.push(connect(&pod, None, 0, (other, 80), &outbound));
-        of_ztunnel.push(connect(&pod, from_own, FROM_ZTUNNEL, (other, 80), &server));
     }
     for [_, taken] in &inbound {
         assert_eq!(taken.local_addr().unwrap().port(), 8080);

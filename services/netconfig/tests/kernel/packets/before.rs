@@ -144,11 +144,10 @@ fn what_began_while_nothing_was_captured_has_a_second_to_end_and_what_ztunnel_ca
         return;
     }
     let gaps = [
-        (Gap::Drained, scenario("tproxy")),
-        (Gap::TablesDeleted, scenario("tproxy")),
         (Gap::TablesDeleted, scenario("plain")),
         (Gap::ChainsFlushed, scenario("dns")),
         (Gap::InboundFlushed, scenario("plain")),
+        (Gap::Drained, scenario("plain")),
     ];
     let failures = at_once(MAX_PODS, &gaps, |(gap, settings)| reopen(*gap, settings));
     assert_eq!(failures.concat(), [""; 0]);

@@ -12,7 +12,7 @@ use std::{
 
 use netconfig::{
     Family,
-    rules::{Ambient, InboundCapture, Ipv6},
+    rules::{Ambient, Ipv6},
 };
 
 use crate::packets::{
@@ -34,8 +34,6 @@ pub(crate) struct Check {
     family: Family,
     /// Sent in order from one port.
     pub(crate) steps: Vec<Step>,
-    /// A ztunnel socket that is not transparent meanwhile.
-    pub(crate) nontransparent: Option<u16>,
 }
 
 impl fmt::Display for Check {
@@ -44,7 +42,6 @@ impl fmt::Display for Check {
             subject,
             family,
             steps,
-            ..
         } = self;
         let fates: Vec<_> = steps.iter().map(|step| outcome(&step.wanted)).collect();
         write!(f, "{family}: {subject} {}", fates.join(", then "))
@@ -66,7 +63,6 @@ impl Check {
             subject: subject.to_owned(),
             family,
             steps,
-            nontransparent: None,
         }
     }
 
@@ -110,7 +106,6 @@ fn all_of(settings: Option<&Ambient>, families: &[Family]) -> Vec<Check> {
         checks.probes();
         checks.guests();
         checks.exclusions();
-        checks.nobody_listens();
     }
     checks.found
 }
@@ -286,7 +281,6 @@ impl Checks<'_> {
             let from = guest(self.family, name);
             let tcp = Dial::tcp(Place::Guest, outside(self.family), 8080).by(name);
             let direct = answer(By::Outside, 8080, from, tcp.to);
-            let by_tproxy = self.settings.inbound_capture == InboundCapture::Tproxy;
             let wanted = if !self.is_captured() {
                 direct
             } else if named.contains(&name) {
@@ -296,37 +290,13 @@ impl Checks<'_> {
             } else {
                 self.at_15006(&tcp, from)
             };
-            // TPROXY takes only the first packet, as in Istio 1.21. Later ones are tracked, accepted and routed on.
-            if wanted.by() != Some(By::Ztunnel(15006)) || !by_tproxy {
-                self.add(&format!("TCP that arrives by {name}"), tcp, wanted);
-            }
+            self.add(&format!("TCP that arrives by {name}"), tcp, wanted);
             let udp = Dial::udp(Place::Guest, outside(self.family), 53).by(name);
             self.add(
                 &format!("UDP that arrives by {name}"),
                 udp,
                 question(By::Outside, 53, from),
             );
-        }
-    }
-
-    /// TPROXY must drop packets without a socket.
-    fn nobody_listens(&mut self) {
-        let by_tproxy = self.settings.inbound_capture == InboundCapture::Tproxy;
-        if !by_tproxy || self.settings.bypass_inbound_capture || !self.is_captured() {
-            return;
-        }
-        for (port, nontransparent) in [(8080, 15006), (15008, 15008)] {
-            let dial = Dial::tcp(Place::Outside, pod(self.family), port);
-            let subject =
-                format!("inbound TCP to {port}, when {nontransparent} is not transparent,");
-            self.push(
-                &subject,
-                vec![Step {
-                    dial,
-                    wanted: Evidence::Silence,
-                }],
-            );
-            self.found.last_mut().unwrap().nontransparent = Some(nontransparent);
         }
     }
 
@@ -352,13 +322,8 @@ impl Checks<'_> {
         }
     }
 
-    /// Inbound capture: REDIRECT rewrites the address, TPROXY does not.
     fn at_15006(&self, dial: &Dial, client: IpAddr) -> Evidence {
-        let on = match self.settings.inbound_capture {
-            InboundCapture::Redirect => 15006,
-            InboundCapture::Tproxy => dial.to.port(),
-        };
-        answer(By::Ztunnel(15006), on, client, dial.to)
+        answer(By::Ztunnel(15006), 15006, client, dial.to)
     }
 
     fn add(&mut self, subject: &str, dial: Dial, wanted: Evidence) {

@@ -9,7 +9,7 @@ use netconfig::{
     Family,
     apply::Phase,
     inspect,
-    rules::{Ambient, InboundCapture, Ipv6},
+    rules::{Ambient, Ipv6},
 };
 
 use crate::istio::Form;
@@ -91,12 +91,6 @@ fn toggled(base: &Ambient) -> Vec<Ambient> {
             };
         }),
         with(&|chosen| {
-            chosen.inbound_capture = match chosen.inbound_capture {
-                InboundCapture::Redirect => InboundCapture::Tproxy,
-                InboundCapture::Tproxy => InboundCapture::Redirect,
-            };
-        }),
-        with(&|chosen| {
             chosen.ipv6 = if chosen.ipv6 == Ipv6::Off {
                 Ipv6::Auto
             } else {
@@ -109,7 +103,7 @@ fn toggled(base: &Ambient) -> Vec<Ambient> {
 #[test]
 fn no_toggle_cuts_refuses_or_lets_out_a_connection() {
     let mut work = Vec::new();
-    for base in ["plain", "everything", "everything-tproxy"] {
+    for base in ["plain", "everything"] {
         for toggled in toggled(&scenario(base)) {
             work.push((scenario(base), toggled));
         }
@@ -156,44 +150,43 @@ fn ends_with_ipv6(what: &str) -> bool {
 fn nothing_that_is_mended_cuts_refuses_or_lets_out_a_connection() {
     let mut failures = Vec::new();
     let world = World::new(Pod::Dual);
-    for settings in [scenario("everything"), scenario("everything-tproxy")] {
-        world.apply(&settings);
-        let checks = checks(&settings, world.families());
-        let mut open = open_all(&world, &checks);
-        for tamper in [
-            "add rule inet inpod-nat output counter",
-            "add chain inet inpod-nat theirs",
-            "delete table inet inpod-raw",
-            "add rule inet inpod-mangle prerouting counter",
-            "insert rule inet inpod-nat prerouting tcp dport 1 accept",
-        ] {
-            world.pod.nft(tamper);
-            let failed = watch(&world, &checks, &checks, || {
-                assert!(world.apply(&settings).changed);
-            });
-            failures.extend(
-                failed
-                    .into_iter()
-                    .chain(cut(&world, &mut open))
-                    .map(|failed| format!("{tamper}: {failed}")),
-            );
-        }
-        // Without a client: ztunnel's connections with other source addresses need this table.
-        world.pod.nft("delete table inet inpod-mangle");
-        assert!(world.apply(&settings).changed);
-        failures.extend(cut(&world, &mut open));
+    let settings = scenario("everything");
+    world.apply(&settings);
+    let checks = checks(&settings, world.families());
+    let mut open = open_all(&world, &checks);
+    for tamper in [
+        "add rule inet inpod-nat output counter",
+        "add chain inet inpod-nat theirs",
+        "delete table inet inpod-raw",
+        "add rule inet inpod-mangle prerouting counter",
+        "insert rule inet inpod-nat prerouting tcp dport 1 accept",
+    ] {
+        world.pod.nft(tamper);
         let failed = watch(&world, &checks, &checks, || {
-            assert!(!world.apply(&settings).changed);
+            assert!(world.apply(&settings).changed);
         });
-        failures.extend(failed);
+        failures.extend(
+            failed
+                .into_iter()
+                .chain(cut(&world, &mut open))
+                .map(|failed| format!("{tamper}: {failed}")),
+        );
     }
+    // Without a client: ztunnel's connections with other source addresses need this table.
+    world.pod.nft("delete table inet inpod-mangle");
+    assert!(world.apply(&settings).changed);
+    failures.extend(cut(&world, &mut open));
+    let failed = watch(&world, &checks, &checks, || {
+        assert!(!world.apply(&settings).changed);
+    });
+    failures.extend(failed);
     assert_eq!(failures, [""; 0]);
 }
 
 #[test]
 fn the_incumbents_rules_are_taken_over_and_no_connection_is_cut_refused_or_let_out() {
     let ours: &[_] = if all() {
-        &["probes", "dns", "plain", "everything", "everything-tproxy"]
+        &["probes", "dns", "plain", "everything"]
     } else {
         &["probes", "everything"]
     };
@@ -234,7 +227,7 @@ fn take_over(world: &World, form: Form, ours: &Ambient) -> Vec<String> {
 /// The drain phase cuts nothing. The final phase cuts, and counts, exactly the connections still captured.
 #[test]
 fn a_withdrawal_cuts_no_connection_before_its_end_and_refuses_none_ever() {
-    for name in ["plain", "everything", "everything-tproxy"] {
+    for name in ["plain", "everything"] {
         let world = World::new(Pod::Dual);
         world.apply(&scenario(name));
         let captured = checks(&scenario(name), world.families());
@@ -259,36 +252,32 @@ fn a_withdrawal_cuts_no_connection_before_its_end_and_refuses_none_ever() {
 
 #[test]
 fn connections_from_before_go_on_where_that_is_chosen_and_only_there() {
-    let captures = [InboundCapture::Redirect, InboundCapture::Tproxy];
-    for inbound_capture in captures {
-        for keep_existing_connections in [true, false] {
-            let settings = Ambient {
-                inbound_capture,
-                keep_existing_connections,
-                ..scenario("everything")
-            };
-            let world = World::new(Pod::Dual);
-            let (before, after) = (
-                direct(world.families()),
-                checks(&settings, world.families()),
-            );
-            let mut open = open_all(&world, &before);
-            if keep_existing_connections {
-                let failed = watch(&world, &before, &after, || {
-                    world.apply(&settings);
-                });
-                assert_eq!(failed, [""; 0], "{inbound_capture:?}");
-                assert_eq!(cut(&world, &mut open), [""; 0], "{inbound_capture:?}");
-            } else {
-                let is_plain = |what: &str| {
-                    what.contains(": inbound TCP reaches") || what.contains(": outbound TCP goes")
-                };
-                open.retain(|(what, _)| is_plain(what));
+    for keep_existing_connections in [true, false] {
+        let settings = Ambient {
+            keep_existing_connections,
+            ..scenario("everything")
+        };
+        let world = World::new(Pod::Dual);
+        let (before, after) = (
+            direct(world.families()),
+            checks(&settings, world.families()),
+        );
+        let mut open = open_all(&world, &before);
+        if keep_existing_connections {
+            let failed = watch(&world, &before, &after, || {
                 world.apply(&settings);
-                assert_eq!(cut(&world, &mut open).len(), 4, "{inbound_capture:?}");
-            }
-            assert_eq!(run_all(&world, &after), [""; 0], "{inbound_capture:?}");
+            });
+            assert_eq!(failed, [""; 0]);
+            assert_eq!(cut(&world, &mut open), [""; 0]);
+        } else {
+            let is_plain = |what: &str| {
+                what.contains(": inbound TCP reaches") || what.contains(": outbound TCP goes")
+            };
+            open.retain(|(what, _)| is_plain(what));
+            world.apply(&settings);
+            assert_eq!(cut(&world, &mut open).len(), 4);
         }
+        assert_eq!(run_all(&world, &after), [""; 0]);
     }
 }
 
@@ -296,37 +285,26 @@ fn connections_from_before_go_on_where_that_is_chosen_and_only_there() {
 /// between an enrollment's two steps.
 #[test]
 fn connections_from_before_that_went_on_end_when_they_are_no_longer_to() {
-    let captures = [InboundCapture::Redirect, InboundCapture::Tproxy];
-    for inbound_capture in captures {
-        let world = World::new(Pod::Dual);
-        let kept = Ambient {
-            inbound_capture,
-            keep_existing_connections: true,
-            ..Ambient::default()
-        };
-        let chosen = Ambient {
-            keep_existing_connections: false,
-            ..kept.clone()
-        };
-        let dials = world.families().iter().flat_map(|family| {
-            [
-                Dial::tcp(Place::Outside, pod(*family), 8080),
-                Dial::tcp(Place::Pod, outside(*family), 8080),
-            ]
-        });
-        let dials: Vec<_> = dials.collect();
-        let hold = |dial: &Dial| (format!("{dial:?}"), dial.hold(&world).0.unwrap());
-        let mut of_before: Vec<_> = dials.iter().map(hold).collect();
-        world.apply(&kept);
-        let when = format!("{inbound_capture:?}");
-        assert_eq!(cut(&world, &mut of_before), [""; 0], "{when}");
-        let mut captured: Vec<_> = dials.iter().map(hold).collect();
-        world.apply(&chosen);
-        assert_eq!(cut(&world, &mut of_before).len(), 4, "{when}");
-        assert_eq!(cut(&world, &mut captured), [""; 0], "{when}");
-        let after = checks(&chosen, world.families());
-        assert_eq!(run_all(&world, &after), [""; 0], "{when}");
-    }
+    let world = World::new(Pod::Dual);
+    let kept = scenario("keep-existing");
+    let chosen = scenario("plain");
+    let dials = world.families().iter().flat_map(|family| {
+        [
+            Dial::tcp(Place::Outside, pod(*family), 8080),
+            Dial::tcp(Place::Pod, outside(*family), 8080),
+        ]
+    });
+    let dials: Vec<_> = dials.collect();
+    let hold = |dial: &Dial| (format!("{dial:?}"), dial.hold(&world).0.unwrap());
+    let mut of_before: Vec<_> = dials.iter().map(hold).collect();
+    world.apply(&kept);
+    assert_eq!(cut(&world, &mut of_before), [""; 0]);
+    let mut captured: Vec<_> = dials.iter().map(hold).collect();
+    world.apply(&chosen);
+    assert_eq!(cut(&world, &mut of_before).len(), 4);
+    assert_eq!(cut(&world, &mut captured), [""; 0]);
+    let after = checks(&chosen, world.families());
+    assert_eq!(run_all(&world, &after), [""; 0]);
 }
 
 /// Negative control of the tests above.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use netconfig::{
     apply::Phase,
     error::ApplyError,
-    rules::{Ambient, InboundCapture, Ipv6, Redirection},
+    rules::{Ambient, Ipv6, Redirection},
 };
 
 use crate::packets::{
@@ -94,23 +94,18 @@ fn combination(row: &[usize]) -> (Pod, Ambient) {
         },
         dns_capture: on[0],
         bypass_inbound_capture: on[1],
-        inbound_capture: if on[2] {
-            InboundCapture::Tproxy
-        } else {
-            InboundCapture::Redirect
-        },
-        keep_existing_connections: on[3],
-        virtual_interfaces: if on[4] {
+        keep_existing_connections: on[2],
+        virtual_interfaces: if on[3] {
             everything.virtual_interfaces
         } else {
             Vec::new()
         },
-        probe_sources: if on[5] {
+        probe_sources: if on[4] {
             everything.probe_sources
         } else {
             Vec::new()
         },
-        exclusions: chosen(on[6], everything.exclusions),
+        exclusions: chosen(on[5], everything.exclusions),
     };
     (pod, settings)
 }
@@ -120,7 +115,6 @@ pub(crate) fn name(settings: &Ambient) -> String {
         dns_capture,
         bypass_inbound_capture,
         virtual_interfaces,
-        inbound_capture,
         ipv6,
         exclusions,
         keep_existing_connections,
@@ -130,7 +124,6 @@ pub(crate) fn name(settings: &Ambient) -> String {
         ("dns", *dns_capture),
         ("ingress", *bypass_inbound_capture),
         ("virtual-interfaces", !virtual_interfaces.is_empty()),
-        ("tproxy", *inbound_capture == InboundCapture::Tproxy),
         ("ipv6-off", *ipv6 == Ipv6::Off),
         ("exclusions", *exclusions != Default::default()),
         ("keep-existing", *keep_existing_connections),
@@ -194,7 +187,6 @@ fn labelled_failures(world: &World, when: &str, checks: &[Check]) -> Vec<String>
         .collect()
 }
 
-/// Concurrent except for checks that change a listener of ztunnel; returns a sentence for each failure.
 /// Returns a sentence for each check that fails. A busy machine answers late: what fails is tried again with more time.
 pub(crate) fn run_all(world: &World, checks: &[Check]) -> Vec<String> {
     let failed = try_all(world, checks, TIMEOUT);
@@ -211,28 +203,12 @@ pub(crate) fn run_all_once(world: &World, checks: &[Check]) -> Vec<String> {
 }
 
 fn try_all(world: &World, checks: &[Check], patience: Duration) -> Vec<String> {
-    let with = |nontransparent| {
-        checks
-            .iter()
-            .filter(move |check| check.nontransparent == nontransparent)
-            .collect::<Vec<_>>()
-    };
-    let mut failures = Vec::new();
-    for nontransparent in [None, Some(15006), Some(15008)] {
-        let checks = with(nontransparent);
-        if checks.is_empty() {
-            continue;
-        }
-        nontransparent.inspect(|port| world.set_transparent(*port, false));
-        let failed = at_once(MAX_WAITING_CHECKS, &checks, |check| {
-            run(world, &check.steps, patience)
-                .err()
-                .map(|why| format!("{check}: {why}"))
-        });
-        failures.extend(failed.into_iter().flatten());
-        nontransparent.inspect(|port| world.set_transparent(*port, true));
-    }
-    failures
+    let failed = at_once(MAX_WAITING_CHECKS, checks, |check| {
+        run(world, &check.steps, patience)
+            .err()
+            .map(|why| format!("{check}: {why}"))
+    });
+    failed.into_iter().flatten().collect()
 }
 
 /// Captures everything without an exemption.

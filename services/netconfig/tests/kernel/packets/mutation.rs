@@ -16,7 +16,7 @@ use crate::packets::{
 use crate::scenarios;
 
 /// Scenarios with the most rules first. Unless all are tried, the others contribute only new rules.
-const RICHEST: [&str; 3] = ["everything", "everything-tproxy", "tproxy"];
+const RICHEST: [&str; 1] = ["everything"];
 
 /// A part of a redirection, described.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -132,15 +132,7 @@ fn try_without(world: &World, name: &str, settings: &Ambient, chosen: &[Part]) -
     let mut idle = Vec::new();
     for part in chosen {
         part.delete(world);
-        // Checks that change a listener of ztunnel are not concurrent: they run only if no other check fails.
-        let (hearing, nontransparent): (Vec<_>, Vec<_>) = checks
-            .iter()
-            .cloned()
-            .partition(|check| check.nontransparent.is_none());
-        let mut missed = run_all_once(world, &hearing);
-        if missed.is_empty() {
-            missed = run_all_once(world, &nontransparent);
-        }
+        let missed = run_all_once(world, &checks);
         let what = part.what();
         println!("{name}: without {what}\n    {}", missed.join("\n    "));
         if missed.is_empty() {

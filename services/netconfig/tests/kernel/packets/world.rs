@@ -112,7 +112,9 @@ impl World {
         let ztunnels = world.listen_as_ztunnel();
         world.listeners.extend(ztunnels);
         for port in TRANSPARENT {
-            world.set_transparent(port, true);
+            let is_wanted = |listener: &&Listener| listener.by == By::Ztunnel(port);
+            let listeners = world.listeners.iter().filter(is_wanted);
+            listeners.for_each(|listener| listener.set_transparent(true));
         }
         world
     }
@@ -171,14 +173,6 @@ impl World {
     pub(crate) fn remove(&self, phase: Phase) -> Removed {
         let removed = self.writer.remove(&self.pod.netns, &sandbox("c1"), phase);
         removed.unwrap()
-    }
-
-    /// Transparent sockets accept foreign destinations.
-    pub(crate) fn set_transparent(&self, port: u16, transparent: bool) {
-        let is_wanted = |listener: &&Listener| listener.by == By::Ztunnel(port);
-        for listener in self.listeners.iter().filter(is_wanted) {
-            listener.set_transparent(transparent);
-        }
     }
 
     /// Sends data on each listener's connections.

@@ -15,7 +15,7 @@ use std::{
 use inpod_linux::Netns;
 use netconfig::{
     apply::Phase,
-    rules::{Ambient, InboundCapture, Redirection},
+    rules::{Ambient, Redirection},
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -195,13 +195,6 @@ fn nothing_was_lost(counts: &Counts) {
     );
 }
 
-fn by_tproxy() -> Redirection {
-    Redirection::Ambient(Ambient {
-        inbound_capture: InboundCapture::Tproxy,
-        ..Ambient::default()
-    })
-}
-
 fn with_names() -> Redirection {
     Redirection::Ambient(Ambient {
         dns_capture: true,
@@ -220,7 +213,6 @@ fn nothing_is_lost_while_capture_moves_between_tables() {
     let mut held = node.connections();
     let counts = under_load(&node, || {
         for _ in 0..6 {
-            apply(&by_tproxy());
             apply(&with_names());
             apply(&ambient());
         }
@@ -251,38 +243,31 @@ fn nothing_is_lost_while_the_incumbents_rules_are_taken_over() {
 
 #[test]
 fn captured_connections_survive_a_drain_and_are_counted_and_new_ones_go_direct() {
-    for inbound_capture in [InboundCapture::Redirect, InboundCapture::Tproxy] {
-        let node = Node::new();
-        let writer = plain();
-        let redirection = Redirection::Ambient(Ambient {
-            inbound_capture,
-            ..Ambient::default()
-        });
-        let when = format!("{inbound_capture:?}");
-        let applied = writer.apply(&node.pod.netns, &redirection, &sandbox("c1"));
-        applied.unwrap();
-        let mut held = node.connections();
-        let drain = || {
-            let removed = writer.remove(&node.pod.netns, &sandbox("c1"), Phase::Drain);
-            removed.unwrap().captured_flows
-        };
-        assert_eq!(drain(), 4, "{when}");
-        talk(&mut held, &when);
-        let mut direct = Vec::new();
-        for (_, peer) in ADDRESSES {
-            let out = dial(&node.pod.netns, peer).unwrap();
-            let taken = accept(&node.outside, &out);
-            direct.push((out, taken));
-        }
-        talk(&mut direct, &when);
-        talk(&mut held, &when);
-        assert_eq!(drain(), 4, "{when}");
-        drop(held);
-        // A process of another test holds all sockets from its fork to its exec.
-        let deadline = Instant::now() + TIMEOUT;
-        while drain() > 0 {
-            assert!(Instant::now() < deadline, "{when}: none is held any more");
-            thread::yield_now();
-        }
+    let node = Node::new();
+    let writer = plain();
+    let applied = writer.apply(&node.pod.netns, &ambient(), &sandbox("c1"));
+    applied.unwrap();
+    let mut held = node.connections();
+    let drain = || {
+        let removed = writer.remove(&node.pod.netns, &sandbox("c1"), Phase::Drain);
+        removed.unwrap().captured_flows
+    };
+    assert_eq!(drain(), 4);
+    talk(&mut held, "drained");
+    let mut direct = Vec::new();
+    for (_, peer) in ADDRESSES {
+        let out = dial(&node.pod.netns, peer).unwrap();
+        let taken = accept(&node.outside, &out);
+        direct.push((out, taken));
+    }
+    talk(&mut direct, "direct");
+    talk(&mut held, "beside direct ones");
+    assert_eq!(drain(), 4);
+    drop(held);
+    // A process of another test holds all sockets from its fork to its exec.
+    let deadline = Instant::now() + TIMEOUT;
+    while drain() > 0 {
+        assert!(Instant::now() < deadline, "none is held any more");
+        thread::yield_now();
     }
 }
