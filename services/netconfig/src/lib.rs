@@ -80,14 +80,8 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let queue = Arc::new(Queue::new(config.verify));
     let claims = Arc::new(Claims::new(Arc::clone(&queue)));
     let counts = daemon.metrics().register(DriftMetrics::register);
-    let options = notifications::Options {
-        shared: true,
-        buffer_bytes: config.event_buffer_bytes,
-    };
-    let subscriptions = Subscriptions::open(options, Arc::clone(&queue), counts.clone());
-    daemon
-        .readiness()
-        .set("shared-events", subscriptions.are_shared());
+    let subscriptions = Subscriptions::open(config.event_buffer_bytes, &queue, &counts);
+    let subscriptions = subscriptions.context("cannot watch claimed netns")?;
     let reader = Reader::new(
         Arc::clone(&claims),
         Arc::clone(&writer),

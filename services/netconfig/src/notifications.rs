@@ -13,7 +13,7 @@ mod subscriptions;
 
 pub(crate) use metrics::DriftMetrics;
 pub(crate) use reader::Reader;
-pub(crate) use subscriptions::{Options, Subscriptions};
+pub(crate) use subscriptions::Subscriptions;
 
 use std::{sync::Arc, time::Duration};
 

@@ -20,7 +20,7 @@ use crate::read_queue::Queue;
 const MAX_BATCH: usize = 64;
 
 pub(super) fn start(
-    sockets: io::Result<Vec<UnpolledSocket>>,
+    sockets: Vec<UnpolledSocket>,
     receiver: impl Fn() -> NotificationReceiver,
 ) -> io::Result<Vec<ReceiverTask>> {
     let start_task = |socket: UnpolledSocket| {
@@ -29,7 +29,7 @@ pub(super) fn start(
             "receiver", task,
         ))))
     };
-    sockets?.into_iter().map(start_task).collect()
+    sockets.into_iter().map(start_task).collect()
 }
 
 /// A task aborted on drop, which closes the socket.
@@ -71,14 +71,8 @@ impl NsidMap {
 }
 
 #[derive(Debug)]
-pub(super) enum Scope {
-    OneNetns(SandboxRef),
-    AllNsids(Arc<NsidMap>),
-}
-
-#[derive(Debug)]
 pub(super) struct NotificationReceiver {
-    pub(super) scope: Scope,
+    pub(super) nsids: Arc<NsidMap>,
     pub(super) queue: Arc<Queue>,
     pub(super) counts: DriftMetrics,
 }
@@ -89,7 +83,7 @@ impl NotificationReceiver {
             if let Err(error) = self.drain(&socket).await {
                 // The runtime is shutting down, or the kernel is out of memory.
                 tracing::error!(%error, "Cannot receive kernel notifications");
-                self.mark_scope_changed();
+                self.queue.mark_all_changed();
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
         }
@@ -109,7 +103,7 @@ impl NotificationReceiver {
                 Received::Overrun => {
                     has_overrun = true;
                     self.counts.overrun();
-                    self.mark_scope_changed();
+                    self.queue.mark_all_changed();
                 }
                 Received::Empty => break,
             }
@@ -118,26 +112,16 @@ impl NotificationReceiver {
             }
         }
         if has_overrun {
-            self.mark_scope_changed();
+            self.queue.mark_all_changed();
         }
         socket.ready().await
     }
 
     fn handle_change(&self, nsid: Option<i32>) {
-        let claimed = match &self.scope {
-            Scope::OneNetns(sandbox) => Some(sandbox.clone()),
-            Scope::AllNsids(nsids) => nsid.and_then(|nsid| nsids.get(nsid)),
-        };
+        let claimed = nsid.and_then(|nsid| self.nsids.get(nsid));
         self.counts.event(claimed.is_some());
         if let Some(sandbox) = claimed {
             self.queue.mark_changed(&sandbox);
-        }
-    }
-
-    fn mark_scope_changed(&self) {
-        match &self.scope {
-            Scope::OneNetns(sandbox) => self.queue.mark_changed(sandbox),
-            Scope::AllNsids(_) => self.queue.mark_all_changed(),
         }
     }
 }

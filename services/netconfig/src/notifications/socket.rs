@@ -75,14 +75,12 @@ pub(super) enum Received {
 pub(super) struct UnpolledSocket(OwnedFd);
 
 impl UnpolledSocket {
-    /// Opens a socket in the calling thread's netns.
-    pub(super) fn open(topic: Topic, buffer_bytes: usize, all_nsids: bool) -> io::Result<Self> {
+    /// Opens a socket in the calling thread's netns, for every netns with an nsid there.
+    pub(super) fn open(topic: Topic, buffer_bytes: usize) -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let protocol = topic.protocol();
         let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
-        if all_nsids {
-            setsockopt(&fd, ListenAllNsids, &true)?;
-        }
+        setsockopt(&fd, ListenAllNsids, &true)?;
         // The forced size may exceed net.core.rmem_max, but root of a user namespace may not force a size.
         setsockopt(&fd, sockopt::RcvBufForce, &buffer_bytes)
             .or_else(|_| setsockopt(&fd, sockopt::RcvBuf, &buffer_bytes))?;

@@ -21,37 +21,41 @@ use crate::harness::{Netconfig, at, pod_netns};
 use watcher::{Watcher, eventually, quiet};
 
 /// netconfig's capabilities in the deployment.
-const RIGHTS: &str = "+sys_admin,+net_admin,+net_raw,+sys_ptrace";
+const RIGHTS: &str = "-all,+sys_admin,+net_admin,+net_raw,+sys_ptrace,+net_broadcast";
 
-/// The sockets that receive notifications.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotificationSockets {
-    /// Two sockets for all netns.
-    Shared,
-    /// Two sockets in each netns, as without CAP_NET_BROADCAST.
-    Own,
-}
-
-/// Starts it with a cluster's rights, or one less.
-pub(crate) async fn start(sockets: NotificationSockets, arguments: &[&str]) -> Netconfig {
-    let rights = match sockets {
-        NotificationSockets::Shared => format!("-all,{RIGHTS},+net_broadcast"),
-        NotificationSockets::Own => format!("-all,{RIGHTS}"),
-    };
-    let mut command = Command::new("setpriv");
-    command
-        .args(["--bounding-set", &rights, "--inh-caps", "-all", "--"])
-        .arg(env!("CARGO_BIN_EXE_netconfig"));
+fn command(rights: &str) -> Command {
     let found = Command::new("setpriv").arg("--version").output();
     assert!(found.is_ok(), "setpriv is missing: install util-linux");
-    let netconfig = Netconfig::start_by(command, arguments).await;
-    let shared = netconfig.metric("condition{name=\"shared-events\"}").await;
-    assert_eq!(shared, u64::from(sockets == NotificationSockets::Shared));
-    netconfig
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--bounding-set", rights, "--inh-caps", "-all", "--"])
+        .arg(env!("CARGO_BIN_EXE_netconfig"));
+    command
 }
 
-async fn own_changes_are_told_once(sockets: NotificationSockets) {
-    let mut netconfig = start(sockets, &[]).await;
+/// Starts it with a cluster's rights.
+pub(crate) async fn start(arguments: &[&str]) -> Netconfig {
+    Netconfig::start_by(command(RIGHTS), arguments).await
+}
+
+/// Without the right, drift would stay unseen until the next read by the clock.
+#[test]
+fn without_net_broadcast_it_ends_and_names_the_right() {
+    let run_dir = tempfile::tempdir().unwrap();
+    let rights = RIGHTS.trim_end_matches(",+net_broadcast");
+    let output = command(rights)
+        .env("INPOD_RUN_DIR", run_dir.path())
+        .env("INPOD_PEER", "uid")
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{log}");
+    assert!(log.contains("NET_BROADCAST"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_own_change_is_told_once() {
+    let mut netconfig = start(&[]).await;
     let fresh = pod_netns();
     netconfig.claim("c1", &fresh).await.unwrap();
     let (first, watcher) = Watcher::open(&mut netconfig).await;
@@ -81,18 +85,8 @@ async fn own_changes_are_told_once(sockets: NotificationSockets) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_own_change_is_told_once() {
-    own_changes_are_told_once(NotificationSockets::Shared).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_own_change_is_told_once_by_sockets_in_each_netns() {
-    own_changes_are_told_once(NotificationSockets::Own).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_watcher_is_told_the_state_and_then_the_same_changes() {
-    let mut netconfig = start(NotificationSockets::Shared, &[]).await;
+    let mut netconfig = start(&[]).await;
     let fresh = pod_netns();
     netconfig.claim("c1", &fresh).await.unwrap();
     let (_, early) = Watcher::open(&mut netconfig).await;
@@ -130,11 +124,7 @@ async fn stop(process: &Child) -> Pid {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_missed_because_there_was_no_room_for_it_is_found() {
-    let mut netconfig = start(
-        NotificationSockets::Shared,
-        &["--event-buffer-bytes", "1024"],
-    )
-    .await;
+    let mut netconfig = start(&["--event-buffer-bytes", "1024"]).await;
     let pods: Vec<_> = (0..12).map(|_| pod_netns()).collect();
     let names: Vec<_> = (0..pods.len()).map(|number| format!("c{number}")).collect();
     for (pod, name) in pods.iter().zip(&names) {
@@ -198,19 +188,14 @@ impl Drop for Foreign {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_netns_of_another_user_namespace_is_heard_too() {
-    for sockets in [NotificationSockets::Shared, NotificationSockets::Own] {
-        let mut netconfig = start(sockets, &[]).await;
-        let foreign = Foreign::new().await;
-        let path = format!("/proc/{}/ns/net", foreign.0.id());
-        let claimed = netconfig.claim_at("c1", at(&path), &["10.9.0.1"]).await;
-        claimed.unwrap();
-        netconfig.apply("c1").await;
-        let (first, watcher) = Watcher::open(&mut netconfig).await;
-        assert!(first[0].intact, "{sockets:?}: {first:?}");
-        foreign.run("nft flush ruleset");
-        assert!(
-            !watcher.wait_for_states("c1", 1).await.intact,
-            "{sockets:?}"
-        );
-    }
+    let mut netconfig = start(&[]).await;
+    let foreign = Foreign::new().await;
+    let path = format!("/proc/{}/ns/net", foreign.0.id());
+    let claimed = netconfig.claim_at("c1", at(&path), &["10.9.0.1"]).await;
+    claimed.unwrap();
+    netconfig.apply("c1").await;
+    let (first, watcher) = Watcher::open(&mut netconfig).await;
+    assert!(first[0].intact, "{first:?}");
+    foreign.run("nft flush ruleset");
+    assert!(!watcher.wait_for_states("c1", 1).await.intact);
 }

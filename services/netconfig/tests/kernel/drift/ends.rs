@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::drift::{
-    NotificationSockets, start,
+    start,
     watcher::{Watcher, eventually, quiet},
 };
 use crate::harness::{Netconfig, at, pod_netns, wire};
@@ -29,8 +29,9 @@ fn has_link(netconfig: &Netconfig, name: &str) -> bool {
         .contains(&format!("{name}@"))
 }
 
-async fn nothing_is_kept(sockets: NotificationSockets) {
-    let mut netconfig = start(sockets, &["--sweep-seconds", "1"]).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_netns_ends_with_its_claim() {
+    let mut netconfig = start(&["--sweep-seconds", "1"]).await;
     for (number, is_released) in [("1", true), ("2", false)] {
         let (name, host_side) = (format!("c{number}"), format!("host{number}"));
         let fresh = wired(&netconfig, &host_side);
@@ -44,27 +45,17 @@ async fn nothing_is_kept(sockets: NotificationSockets) {
             assert!(netconfig.release(&name).await);
         }
         drop(fresh);
-        let what = format!("{sockets:?}: the netns of {name} is kept");
+        let what = format!("the netns of {name} is kept");
         eventually(&what, async || !has_link(&netconfig, &host_side)).await;
         // The netns may end before that is reported.
-        let what = format!("{sockets:?}: the end of {name} is reported");
+        let what = format!("the end of {name} is reported");
         eventually(&what, async || watcher.ends() == [wire(&name)]).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_netns_ends_with_its_claim() {
-    nothing_is_kept(NotificationSockets::Shared).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_netns_ends_with_its_claim_in_spite_of_sockets_in_it() {
-    nothing_is_kept(NotificationSockets::Own).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_changes_are_not_received_and_set_no_nsids() {
-    let mut netconfig = start(NotificationSockets::Shared, &[]).await;
+    let mut netconfig = start(&[]).await;
     let fresh = pod_netns();
     netconfig.claim("c1", &fresh).await.unwrap();
     netconfig.apply("c1").await;
@@ -80,7 +71,7 @@ async fn node_changes_are_not_received_and_set_no_nsids() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_released_netns_is_ignored_and_a_reused_nsid_is_the_new_claims() {
-    let mut netconfig = start(NotificationSockets::Shared, &[]).await;
+    let mut netconfig = start(&[]).await;
     let (kept, gone) = (pod_netns(), wired(&netconfig, "gone"));
     for (name, fresh) in [("kept", &kept), ("gone", &gone)] {
         netconfig.claim(name, fresh).await.unwrap();
@@ -111,7 +102,7 @@ async fn a_released_netns_is_ignored_and_a_reused_nsid_is_the_new_claims() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_whose_name_is_deleted_renamed_or_replaced_ends() {
     // No sweep is due.
-    let mut netconfig = start(NotificationSockets::Shared, &["--sweep-seconds", "3600"]).await;
+    let mut netconfig = start(&["--sweep-seconds", "3600"]).await;
     let words = ["deleted", "renamed", "replaced", "stays"];
     let mut pods = Vec::new();
     for word in words {

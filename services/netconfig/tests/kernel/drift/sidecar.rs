@@ -5,7 +5,7 @@ use inpod_proto::netconfig::v1::{
     SidecarRedirection, redirection::Mode,
 };
 
-use crate::drift::{NotificationSockets, start, watcher::Watcher};
+use crate::drift::{start, watcher::Watcher};
 use crate::harness::{pod_netns, wire};
 
 fn by_tproxy() -> Redirection {
@@ -30,40 +30,38 @@ fn by_tproxy() -> Redirection {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rule_a_route_an_ip_rule_and_the_address_that_go_are_told() {
-    for sockets in [NotificationSockets::Shared, NotificationSockets::Own] {
-        let mut netconfig = start(sockets, &[]).await;
-        let fresh = pod_netns();
-        netconfig.claim("c1", &fresh).await.unwrap();
-        let (_, watcher) = Watcher::open(&mut netconfig).await;
-        let mut reported = 0;
-        for what in [
-            "-6 addr del ::6/128 dev lo",
-            "-4 rule del pref 32764",
-            "-6 route del local default dev lo table 133",
-            "nft",
-        ] {
-            let request = ApplyRulesRequest {
-                sandbox: wire("c1"),
-                redirection: Some(by_tproxy()),
-                probe_addresses: Vec::new(),
-            };
-            let applied = netconfig.client.apply_rules(request).await.unwrap();
-            assert!(applied.into_inner().changed, "{what}");
-            reported += 1;
-            assert!(
-                watcher.wait_for_states("c1", reported).await.intact,
-                "{what}"
-            );
-            if what == "nft" {
-                fresh.nft("flush chain inet inpod-nat output");
-            } else {
-                fresh.ip(what);
-            }
-            reported += 1;
-            assert!(
-                !watcher.wait_for_states("c1", reported).await.intact,
-                "{sockets:?} {what}"
-            );
+    let mut netconfig = start(&[]).await;
+    let fresh = pod_netns();
+    netconfig.claim("c1", &fresh).await.unwrap();
+    let (_, watcher) = Watcher::open(&mut netconfig).await;
+    let mut reported = 0;
+    for what in [
+        "-6 addr del ::6/128 dev lo",
+        "-4 rule del pref 32764",
+        "-6 route del local default dev lo table 133",
+        "nft",
+    ] {
+        let request = ApplyRulesRequest {
+            sandbox: wire("c1"),
+            redirection: Some(by_tproxy()),
+            probe_addresses: Vec::new(),
+        };
+        let applied = netconfig.client.apply_rules(request).await.unwrap();
+        assert!(applied.into_inner().changed, "{what}");
+        reported += 1;
+        assert!(
+            watcher.wait_for_states("c1", reported).await.intact,
+            "{what}"
+        );
+        if what == "nft" {
+            fresh.nft("flush chain inet inpod-nat output");
+        } else {
+            fresh.ip(what);
         }
+        reported += 1;
+        assert!(
+            !watcher.wait_for_states("c1", reported).await.intact,
+            "{what}"
+        );
     }
 }
