@@ -12,6 +12,7 @@ use inpod_linux::Netns;
 use inpod_types::SandboxRef;
 
 use crate::{
+    conntrack,
     error::{ApplyError, KernelError, NoIpv6, VerifyError},
     family::Family,
     inspect::{self, Connections, GracePeriod},
@@ -301,10 +302,7 @@ fn execute(
         }
         Step::FlushUntranslated(families) => {
             let proxied = proxy_connections(session, plan);
-            session
-                .visit
-                .nftables
-                .flush_untranslated(families, &proxied)?;
+            conntrack::flush_untranslated(session.conntrack(), families, &proxied)?;
         }
         Step::AwaitClosed => progress.unclosed = await_closed(session, plan)?,
         Step::WriteTables(change) => {
@@ -315,13 +313,10 @@ fn execute(
         Step::FlushExisting(families) => {
             let proxied = proxy_connections(session, plan);
             let unclosed = &progress.unclosed;
-            session
-                .visit
-                .nftables
-                .flush_existing(families, unclosed, &proxied)?;
+            conntrack::flush_existing(session.conntrack(), families, unclosed, &proxied)?;
         }
         Step::Delete(item) => session.visit.routes.delete(*item)?,
-        Step::FlushDns(captured) => session.visit.nftables.flush_dns(captured)?,
+        Step::FlushDns(captured) => conntrack::flush_dns(session.conntrack(), captured)?,
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     net::IpAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::SystemTime,
@@ -17,6 +17,7 @@ use std::{
 
 use inpod_linux::Netns;
 use inpod_types::{NetnsId, SandboxRef};
+use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
 use crate::{
@@ -62,11 +63,11 @@ impl Claim {
     }
 
     pub(crate) fn set_prepared(&self, prepared: Prepared) {
-        *self.lock_prepared() = Some(prepared);
+        *self.prepared.lock() = Some(prepared);
     }
 
     pub(crate) fn take_prepared(&self) -> Option<Prepared> {
-        self.lock_prepared().take()
+        self.prepared.lock().take()
     }
 
     fn ends_unnoticed(&self) -> bool {
@@ -74,12 +75,7 @@ impl Claim {
     }
 
     fn drop_stale(&self) {
-        self.lock_prepared().take_if(|prepared| prepared.is_stale());
-    }
-
-    /// Locks the prepared state, for which poisoning is harmless because the value is only moved in and out.
-    fn lock_prepared(&self) -> MutexGuard<'_, Option<Prepared>> {
-        self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.prepared.lock().take_if(|prepared| prepared.is_stale());
     }
 }
 
@@ -190,7 +186,7 @@ impl Claims {
         if held.netns.path_intact() {
             return Ok(held);
         }
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let Some(current) = table.current(&held) else {
             drop(table);
             // Another task ended the claim after the lookup.
@@ -209,7 +205,7 @@ impl Claims {
         sandbox: &SandboxRef,
         validated: ValidatedNetns,
     ) -> Result<Arc<Claim>, ClaimError> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let found = validated.netns.id();
         // Another sandbox holds the netns, or a concurrent call has just claimed the netns for the same sandbox.
         if let Some(other) = table.sandboxes.get(&found) {
@@ -245,30 +241,30 @@ impl Claims {
     }
 
     pub(crate) fn find(&self, sandbox: &SandboxRef) -> Option<Arc<Claim>> {
-        let table = self.lock();
+        let table = self.table.lock();
         table.held.get(sandbox).map(|held| Arc::clone(&held.claim))
     }
 
     /// Returns all claims, ordered by sandbox.
     pub(crate) fn list(&self) -> Vec<Arc<Claim>> {
-        let table = self.lock();
+        let table = self.table.lock();
         let claims = table.held.values().map(|held| Arc::clone(&held.claim));
         claims.collect()
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.lock().held.len()
+        self.table.lock().held.len()
     }
 
     /// Returns whether the claim still holds, which includes a claim confirmed at another path.
     pub(crate) fn is_current(&self, claim: &Claim) -> bool {
-        self.lock().current(claim).is_some()
+        self.table.lock().current(claim).is_some()
     }
 
     /// Ends a claim, unless another netns replaced the claimed one. The descriptor of the netns closes when the
     /// last running operation drops the claim.
     pub(crate) fn release(&self, claim: &Claim) -> bool {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         if table.current(claim).is_none() {
             return false;
         }
@@ -287,7 +283,7 @@ impl Claims {
     /// Makes the next state count as new even if it equals the previous state, so that a netns repaired and broken
     /// again is reported, unlike a netns never repaired.
     pub(crate) fn unpublish(&self, claim: &Claim) {
-        if let Some(held) = self.lock().current(claim) {
+        if let Some(held) = self.table.lock().current(claim) {
             held.published = None;
         }
     }
@@ -300,7 +296,7 @@ impl Claims {
         claim: &Claim,
         observation: Observation,
     ) -> Option<(Arc<State>, bool)> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let held = table.current(claim)?;
         if let Some(published) = &held.published
             && published.observation == observation
@@ -323,11 +319,11 @@ impl Claims {
     }
 
     pub(crate) fn last_published(&self, claim: &Claim) -> Option<Arc<State>> {
-        self.lock().current(claim)?.published.clone()
+        self.table.lock().current(claim)?.published.clone()
     }
 
     pub(crate) fn subscribe(&self) -> (Vec<SandboxRef>, broadcast::Receiver<Event>) {
-        let table = self.lock();
+        let table = self.table.lock();
         let sandboxes = table.held.keys().cloned().collect();
         (sandboxes, self.events.subscribe())
     }
@@ -335,12 +331,6 @@ impl Claims {
     fn send_event(&self, event: Event) {
         // Sending fails if there are no watchers.
         drop(self.events.send(event));
-    }
-
-    /// Locks the table, for which poisoning is harmless because no code under this lock panics half way through a
-    /// change.
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

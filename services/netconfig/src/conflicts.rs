@@ -56,7 +56,7 @@ pub fn find_conflicts(netns: &Netns, addresses: &[IpAddr]) -> Result<Vec<Finding
     })?;
     let nftables = nftables.map_err(|error| KernelError::new("open a netlink socket", error));
     let mut found = environment::findings(&reader.read()?, addresses);
-    found.extend(chains::findings(&nftables?.read_chains()?));
+    found.extend(chains::findings(&nftables?.read_outlines()?));
     found.extend(uses_legacy_nat.then(legacy_nat));
     found.truncate(MAX_FINDINGS);
     Ok(found)

@@ -12,7 +12,7 @@ use inpod_linux::{EnterError, Netns};
 use crate::{
     family::Family,
     inspect::Proxies,
-    netlink::KernelError,
+    netlink::{KernelError, Socket},
     nftables::Nftables,
     plan::State,
     routes::Routes,
@@ -123,6 +123,11 @@ impl<'a> NetnsSession<'a> {
             .as_ref()
             .and_then(|file| read_whole(file).ok())
             .is_none_or(|text| has_tcp_history(&text))
+    }
+
+    /// Returns the socket for connection tracking, which shares nf_tables' protocol.
+    pub(crate) fn conntrack(&mut self) -> &mut Socket {
+        &mut self.visit.nftables.socket
     }
 
     pub(crate) fn families(&self) -> &'static [Family] {

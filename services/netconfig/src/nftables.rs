@@ -23,19 +23,14 @@ use std::io;
 
 use nix::sys::socket::SockProtocol;
 
-use crate::{
-    conntrack,
-    family::Family,
-    inspect::Connections,
-    netlink::{KernelError, Socket},
-};
+use crate::netlink::{KernelError, Socket};
 
 /// The size of a transaction with ten thousand set elements that have the longest comments.
 const MAX_TRANSACTION_BYTES: usize = 4 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Nftables {
-    socket: Socket,
+    pub(crate) socket: Socket,
     has_deleted: bool,
 }
 
@@ -70,47 +65,6 @@ impl Nftables {
 }
 
 impl Nftables {
-    /// Deletes conntrack entries of stale DNS queries, given the families whose queries go to ztunnel.
-    pub(crate) fn flush_dns(&mut self, captured: &[Family]) -> Result<(), KernelError> {
-        conntrack::flush_dns(&mut self.socket, captured)
-    }
-
-    /// Deletes untranslated conntrack entries of families without rules, except entries of proxies.
-    pub(crate) fn flush_untranslated(
-        &mut self,
-        families: &[Family],
-        proxied: &Connections,
-    ) -> Result<(), KernelError> {
-        conntrack::flush_untranslated(&mut self.socket, families, proxied)
-    }
-
-    /// Deletes conntrack entries older than the rules, except entries of proxies.
-    pub(crate) fn flush_existing(
-        &mut self,
-        families: &[Family],
-        unclosed: &Connections,
-        proxied: &Connections,
-    ) -> Result<(), KernelError> {
-        conntrack::flush_existing(&mut self.socket, families, unclosed, proxied)
-    }
-
-    /// Deletes conntrack entries of connections that ztunnel accepted or opened.
-    pub(crate) fn flush_captured(&mut self, families: &[Family]) -> Result<(), KernelError> {
-        conntrack::flush_captured(&mut self.socket, families)
-    }
-}
-
-impl Nftables {
-    /// Reads inpod's tables, and the foreign rules that inpod replaces.
-    pub(crate) fn read(&mut self) -> Result<Observed, KernelError> {
-        read::read(&mut self.socket)
-    }
-
-    /// Reads all tables that see IP packets, with their chains.
-    pub(crate) fn read_chains(&mut self) -> Result<Vec<TableOutline>, KernelError> {
-        read::read_outlines(&mut self.socket)
-    }
-
     /// Applies a change if nothing has changed since `generation` was read; otherwise the error is a race.
     pub(crate) fn change(&mut self, generation: u32, change: &Change) -> Result<(), KernelError> {
         self.has_deleted |= change.deletes();

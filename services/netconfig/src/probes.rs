@@ -26,7 +26,7 @@ use std::{
     io,
     net::IpAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -34,6 +34,7 @@ use std::{
 
 use inpod_service::Readiness;
 use inpod_types::{SandboxRef, with_causes};
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
 
 use crate::rules::sandbox_name;
@@ -198,8 +199,7 @@ impl ProbeSet {
             return;
         };
         let names = state.owners.names();
-        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
-        for name in orphans.due(names, claimed, Instant::now()) {
+        for name in self.orphans.lock().due(names, claimed, Instant::now()) {
             match self.remove_owner(&mut state, &name) {
                 Ok(()) => {
                     tracing::info!(
@@ -255,8 +255,7 @@ impl ProbeSet {
             return Ok(());
         }
         let differences = differences.join("; ");
-        let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
-        if !budget.allows(now) {
+        if !self.budget.lock().allows(now) {
             return Err(format!("another process keeps changing it: {differences}"));
         }
         state.write().map_err(describe_error)?;
@@ -295,9 +294,7 @@ impl ProbeSet {
         self.counts.elements.store(elements, Ordering::Relaxed);
     }
 
-    /// Poisoning is harmless: the next reconciliation repairs what a panic left.
     fn lock(&self) -> Option<MutexGuard<'_, State>> {
-        let state = self.state.as_ref()?;
-        Some(state.lock().unwrap_or_else(PoisonError::into_inner))
+        self.state.as_ref().map(Mutex::lock)
     }
 }

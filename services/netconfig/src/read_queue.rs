@@ -5,11 +5,11 @@ mod schedule;
 use std::{
     collections::hash_map::RandomState,
     hash::BuildHasher as _,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use inpod_types::{NetnsId, SandboxRef};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use schedule::Schedule;
@@ -38,17 +38,17 @@ impl Queue {
         // A random phase spreads periodic reads, so that claims made together are not always read together.
         let phase = self.random.hash_one((sandbox, now)) % 1000;
         let phase = u32::try_from(phase).unwrap_or_default();
-        self.lock().add(sandbox.clone(), phase, now);
+        self.schedule.lock().add(sandbox.clone(), phase, now);
         self.wakeup.notify_one();
     }
 
     pub(crate) fn remove(&self, sandbox: &SandboxRef, netns: NetnsId) {
-        self.lock().remove(sandbox, netns);
+        self.schedule.lock().remove(sandbox, netns);
         self.wakeup.notify_one();
     }
 
     pub(crate) fn mark_changed(&self, sandbox: &SandboxRef) {
-        let is_sooner = self.lock().mark_changed(sandbox, Instant::now());
+        let is_sooner = self.schedule.lock().mark_changed(sandbox, Instant::now());
         if is_sooner {
             self.wakeup.notify_one();
         }
@@ -56,22 +56,22 @@ impl Queue {
 
     /// Cancels reads requested before a read that began at `started`.
     pub(crate) fn mark_read(&self, sandbox: &SandboxRef, started: Instant) {
-        self.lock().mark_read(sandbox, started);
+        self.schedule.lock().mark_read(sandbox, started);
     }
 
     /// Returns whether the netns was read and, as far as is known, has not changed since.
     pub(super) fn is_read(&self, sandbox: &SandboxRef) -> bool {
-        self.lock().is_read(sandbox)
+        self.schedule.lock().is_read(sandbox)
     }
 
     pub(crate) fn mark_all_changed(&self) {
-        self.lock().mark_all_changed(Instant::now());
+        self.schedule.lock().mark_all_changed(Instant::now());
         self.wakeup.notify_one();
     }
 
     pub(super) fn retry(&self, sandbox: &SandboxRef, after: Duration) {
         let now = Instant::now();
-        let is_sooner = self.lock().request_read(sandbox, now + after, now);
+        let is_sooner = self.schedule.lock().request_read(sandbox, now + after, now);
         if is_sooner {
             self.wakeup.notify_one();
         }
@@ -80,7 +80,7 @@ impl Queue {
     pub(super) async fn next(&self) -> Work {
         loop {
             let (work, next) = {
-                let mut schedule = self.lock();
+                let mut schedule = self.schedule.lock();
                 (schedule.pop_due(Instant::now()), schedule.next_due_at())
             };
             if let Some(work) = work {
@@ -91,11 +91,6 @@ impl Queue {
                 () = sleep_until(next) => {}
             }
         }
-    }
-
-    /// Locks the schedule, for which poisoning is harmless because the schedule holds nothing but times.
-    fn lock(&self) -> MutexGuard<'_, Schedule> {
-        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

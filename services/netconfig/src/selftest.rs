@@ -124,6 +124,7 @@ fn try_add(writer: &Writer, probes: &probes::ProbeSettings) -> Result<(), SelfTe
         .map_err(TestNetworkError::from)??;
     let pod = network::netns_with_loopback()?;
     inspect::all_addresses(&pod)?;
+    inspect::captured_flows(&pod)?;
     let redirection = Redirection::Ambient(Ambient {
         probe_sources: probes.sources(),
         ..Ambient::default()

@@ -12,13 +12,14 @@ use std::{
         fd::{AsFd as _, OwnedFd},
         unix::fs::{FileExt as _, MetadataExt as _},
     },
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use nix::{
     fcntl::{OFlag, openat},
     sys::stat::Mode,
 };
+use parking_lot::Mutex;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 /// The sysctl by which a closing listener hands its accept queue to another listener of the port. A handover
@@ -44,8 +45,7 @@ pub struct Sysctls(Arc<Mutex<Recycled<OwnedFd>>>);
 impl Sysctls {
     /// Returns access to the sysctls of a netns, which the calling thread may enter later.
     pub(crate) fn open_for_netns(&self) -> io::Result<NetnsSysctls> {
-        let mut recycled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        recycled.get(procfs).map(NetnsSysctls)
+        self.0.lock().get(procfs).map(NetnsSysctls)
     }
 }
 

@@ -1,5 +1,6 @@
 //! `inpod`, the operators' client: its output and errors.
 
+mod conflicts;
 mod explain;
 mod faults;
 mod watch;

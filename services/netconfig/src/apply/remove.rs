@@ -3,6 +3,7 @@ use inpod_types::{SandboxRef, with_causes};
 
 use super::{Writer, apply_plan};
 use crate::{
+    conntrack,
     error::{ApplyError, KernelError, RemoveError},
     family::Family,
     inspect,
@@ -40,7 +41,14 @@ impl Writer {
         sandbox: &SandboxRef,
         phase: Phase,
     ) -> Result<Removed, RemoveError> {
-        let captured_flows = inspect::captured_flows(netns)?;
+        let captured_flows = match inspect::captured_flows(netns) {
+            Err(error) if error.is_missing_sock_diag() => {
+                // Otherwise no pod could leave any more.
+                tracing::warn!(%sandbox, "The kernel has no sock_diag; captured connections are not counted");
+                0
+            }
+            counted => counted?,
+        };
         self.with_state(netns, None, |session, before| match phase {
             Phase::Drain => drain(session, before, sandbox),
             Phase::Final => remove_all(session, &before),
@@ -91,10 +99,10 @@ fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), Remove
         record(session.visit.routes.delete(item));
     }
     if seen.captures_dns() {
-        record(session.visit.nftables.flush_dns(&[]));
+        record(conntrack::flush_dns(session.conntrack(), &[]));
     }
     if seen.nftables.has_rules() {
-        record(session.visit.nftables.flush_captured(&Family::ALL));
+        record(conntrack::flush_captured(session.conntrack(), &Family::ALL));
     }
     if seen.has_enabled_migration() {
         let disabled = session.set_migrates(false);

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::SocketAddr};
 
 use inpod_linux::Netns;
 
-use super::{Proxies, diag, flows, or_without_sock_diag, read_tables, tcp::Socket};
+use super::{Proxies, diag, flows, tcp::Socket};
 use crate::inspect::InspectError;
 
 /// The local and remote endpoint of each connection.
@@ -37,7 +37,7 @@ impl Connections {
 
 /// Returns current connections that bypass ztunnel or a sidecar.
 pub(super) fn bypassing(netns: &Netns, proxies: &Proxies) -> Result<Connections, InspectError> {
-    let sockets = open_connections(netns)?;
+    let sockets = diag::connections(netns)?;
     let bypassing = sockets
         .iter()
         .filter(|it| flows::bypasses_proxy(it, proxies));
@@ -46,17 +46,9 @@ pub(super) fn bypassing(netns: &Netns, proxies: &Proxies) -> Result<Connections,
 
 /// Returns all connections of ztunnel and of a sidecar's proxy.
 pub(crate) fn proxied(netns: &Netns, proxies: &Proxies) -> Result<Connections, InspectError> {
-    let sockets = open_connections(netns)?;
+    let sockets = diag::connections(netns)?;
     let proxied = sockets.iter().filter(|it| flows::is_proxied(it, proxies));
     Ok(Connections::of(proxied))
-}
-
-/// Returns connections in any open state; without sock_diag, only established connections.
-fn open_connections(netns: &Netns) -> Result<Vec<Socket>, InspectError> {
-    or_without_sock_diag(diag::connections(netns), || {
-        let sockets = read_tables(netns)?.into_iter();
-        Ok(sockets.filter(flows::is_established).collect())
-    })
 }
 
 #[cfg(test)]

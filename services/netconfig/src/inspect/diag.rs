@@ -1,5 +1,4 @@
-//! Reads sockets by sock_diag(7), which takes a third of the time of `/proc/net/tcp` because the kernel returns
-//! only the requested sockets.
+//! Reads sockets by sock_diag(7).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -56,13 +55,6 @@ pub(super) fn read(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
 /// Returns sockets with both endpoints, in any state between first and last packet.
 pub(super) fn connections(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
     dump(netns, TCP, &OPEN_STATES, tcp_socket)
-}
-
-/// Returns whether sock_diag or its module for the protocol is missing, because the kernel was built without the
-/// module or can no longer load modules.
-pub(super) fn is_missing(error: &InspectError) -> bool {
-    let errnos = [nix::Error::ENOENT, nix::Error::EPROTONOSUPPORT];
-    matches!(error, InspectError::Kernel(error) if errnos.iter().any(|errno| error.is(*errno)))
 }
 
 /// Returns the sockets in the given states, of both families if the kernel has IPv6.
@@ -122,7 +114,7 @@ fn tcp_socket(message: &Msg, attributes: &IterableReplyAttrs<'_>) -> tcp::Socket
         // The kernel adds the mark unasked, but only for callers with CAP_NET_ADMIN (inet_diag_msg_attrs_fill in
         // net/ipv4/inet_diag.c).
         mark: attributes.get_mark().ok(),
-        user: Some(message.uid),
+        user: message.uid,
         is_transparent: is_transparent(attributes),
     }
 }
@@ -156,7 +148,7 @@ mod tests {
             remote: "10.9.0.2:40000".parse().unwrap(),
             state: tcp::State::Listening,
             mark: None,
-            user: Some(1337),
+            user: 1337,
             is_transparent: false,
         };
         assert_eq!(of(message.as_slice()), wanted);
@@ -183,12 +175,5 @@ mod tests {
             let found = tcp_socket(&message, &attributes).is_transparent;
             assert_eq!(found, wanted, "{options:?}");
         }
-    }
-
-    #[test]
-    fn only_a_kernel_without_it_is_read_another_way() {
-        let error = |errno| InspectError::Kernel(KernelError::new(ACT, errno));
-        assert!(is_missing(&error(nix::Error::ENOENT)));
-        assert!(!is_missing(&error(nix::Error::EPERM)));
     }
 }

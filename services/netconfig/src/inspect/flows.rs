@@ -53,10 +53,6 @@ pub(super) fn is_proxied(socket: &Socket, proxies: &Proxies) -> bool {
     is_marked(socket) || proxies.own(socket) || socket.is_transparent
 }
 
-pub(super) fn is_established(socket: &Socket) -> bool {
-    socket.state == State::Established
-}
-
 fn established(sockets: &[Socket]) -> impl Iterator<Item = &Socket> {
     sockets
         .iter()
@@ -89,8 +85,7 @@ fn is_loopback(socket: &Socket) -> bool {
         .any(|end| end.ip().is_loopback() || end.ip() == PASSTHROUGH_V6)
 }
 
-/// Returns whether the socket is ztunnel's. Without marks from the kernel, ztunnel's own outbound connections are
-/// not recognised.
+/// Returns whether the socket is ztunnel's.
 fn is_ztunnels(socket: &Socket) -> bool {
     let port = socket.local.port();
     ZTUNNEL_PORTS.contains(&port) || port == ZTUNNEL_DNS_PORT || is_marked(socket)
@@ -123,7 +118,7 @@ mod tests {
             remote: remote.parse().unwrap(),
             state: State::Established,
             mark: Some(0),
-            user: Some(0),
+            user: 0,
             is_transparent: false,
         }
     }
@@ -159,10 +154,7 @@ mod tests {
                 mark: Some(FROM_ZTUNNEL.value()),
                 ..port
             },
-            Socket {
-                user: Some(1337),
-                ..port
-            },
+            Socket { user: 1337, ..port },
             Socket {
                 is_transparent: true,
                 ..port
@@ -275,12 +267,12 @@ mod tests {
             ..socket(&at(51000), SERVER)
         };
         let proxies = Proxies::of([1337, 2000]);
-        for (user, wanted) in [(Some(1337), 0), (Some(2000), 0), (Some(1000), 1), (None, 1)] {
+        for (user, wanted) in [(1337, 0), (2000, 0), (1000, 1)] {
             let sockets = [of(user)];
             assert_eq!(super::direct(&sockets, &proxies), wanted, "{user:?}");
             assert_eq!(bypasses_proxy(&of(user), &proxies), wanted == 1, "{user:?}");
         }
-        assert_eq!(direct(&[of(Some(1337))]), 1, "where no sidecar is");
+        assert_eq!(direct(&[of(1337)]), 1, "where no sidecar is");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use netlink_bindings::{
 };
 
 use super::{
+    Nftables,
     constants::{decode_comment, every_family, family_of, header, hook_of, kind_of},
     decode,
     leftovers::{self, Leftovers, Meaning, SeenChain, SeenRule},
@@ -42,9 +43,84 @@ pub(crate) struct NamedTable {
     pub(crate) chains: Vec<Chain>,
 }
 
-/// Reads inpod's tables in the order of [`TABLES`], as a consistent snapshot.
-pub(super) fn read(socket: &mut Socket) -> Result<Observed, KernelError> {
-    retry_on_race(|| read_once(socket))
+impl Nftables {
+    /// Reads inpod's tables in the order of [`TABLES`] and the foreign rules that inpod replaces, as a consistent
+    /// snapshot.
+    pub(crate) fn read(&mut self) -> Result<Observed, KernelError> {
+        retry_on_race(|| read_once(&mut self.socket))
+    }
+
+    /// Returns the kernel's count of packet filter changes.
+    pub(crate) fn generation(&mut self) -> Result<u32, KernelError> {
+        generation(&mut self.socket)
+    }
+
+    /// Returns the state of a table of family inet, `None` if there is none.
+    pub(crate) fn table_state(&mut self, name: &str) -> Result<Option<TableState>, KernelError> {
+        let found = get_table(&mut self.socket, name)?;
+        Ok(found.map(|payload| state_of(&OpGettableDo::decode_reply(&payload).1)))
+    }
+
+    /// Reads a table of family inet with the chains that `wanted` has, too, but without elements of sets. The cost
+    /// depends only on this table.
+    pub(crate) fn read_by_name(
+        &mut self,
+        wanted: &Table,
+    ) -> Result<Option<NamedTable>, KernelError> {
+        let Some(payload) = get_table(&mut self.socket, &wanted.name)? else {
+            return Ok(None);
+        };
+        let (_, attributes) = OpGettableDo::decode_reply(&payload);
+        let mut found = NamedTable {
+            state: state_of(&attributes),
+            comment: attributes.get_userdata().ok().and_then(decode_comment),
+            chains: Vec::new(),
+        };
+        for chain in &wanted.chains {
+            found
+                .chains
+                .extend(read_chain(&mut self.socket, &wanted.name, &chain.name)?);
+        }
+        Ok(Some(found))
+    }
+
+    /// Reads the tables of all programs that see IP packets, in the order of creation.
+    pub(crate) fn read_outlines(&mut self) -> Result<Vec<TableOutline>, KernelError> {
+        let request = Request::new().op_gettable_dump(&every_family());
+        let payloads = retry_on_race(|| self.socket.dump("read the tables", &request))?;
+        let mut tables = BTreeMap::new();
+        for payload in &payloads {
+            let (header, attributes) = OpGettableDump::decode_reply(payload);
+            let (Some(family), Ok(name)) = (family_of(&header), attributes.get_name()) else {
+                continue;
+            };
+            let table = TableOutline {
+                family,
+                name: text(name),
+                handle: attributes.get_handle().unwrap_or(0),
+                chains: Vec::new(),
+            };
+            tables.insert((family, table.name.clone()), table);
+        }
+        let request = Request::new().op_getchain_dump(&every_family());
+        for payload in &retry_on_race(|| self.socket.dump("read the chains", &request))? {
+            let (header, attributes) = OpGetchainDump::decode_reply(payload);
+            let (Some(family), Ok(table)) = (family_of(&header), attributes.get_table()) else {
+                continue;
+            };
+            let table = tables.get_mut(&(family, text(table)));
+            if let (Some(table), Ok(name)) = (table, attributes.get_name()) {
+                table.chains.push(ChainOutline {
+                    name: text(name),
+                    base: base(&attributes),
+                    uses: attributes.get_use().unwrap_or(0),
+                });
+            }
+        }
+        let mut tables: Vec<_> = tables.into_values().collect();
+        tables.sort_by_key(|table| table.handle);
+        Ok(tables)
+    }
 }
 
 fn read_once(socket: &mut Socket) -> Result<Observed, KernelError> {
@@ -85,7 +161,7 @@ fn read_once(socket: &mut Socket) -> Result<Observed, KernelError> {
     })
 }
 
-pub(crate) fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
+fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
     let act = "read the generation of the tables";
     let payload = socket.get(act, &Request::new().op_getgen_do(&Nfgenmsg::new()))?;
     let (_, attributes) = OpGetgenDo::decode_reply(&payload);
@@ -110,75 +186,6 @@ pub(crate) struct ChainOutline {
     pub(crate) base: Option<Base>,
     /// The number of rules in the chain, and of jumps to the chain.
     pub(crate) uses: u32,
-}
-
-/// Reads the tables of all programs, in the order of creation.
-pub(super) fn read_outlines(socket: &mut Socket) -> Result<Vec<TableOutline>, KernelError> {
-    let request = Request::new().op_gettable_dump(&every_family());
-    let payloads = retry_on_race(|| socket.dump("read the tables", &request))?;
-    let mut tables = BTreeMap::new();
-    for payload in &payloads {
-        let (header, attributes) = OpGettableDump::decode_reply(payload);
-        let (Some(family), Ok(name)) = (family_of(&header), attributes.get_name()) else {
-            continue;
-        };
-        let table = TableOutline {
-            family,
-            name: text(name),
-            handle: attributes.get_handle().unwrap_or(0),
-            chains: Vec::new(),
-        };
-        tables.insert((family, table.name.clone()), table);
-    }
-    let request = Request::new().op_getchain_dump(&every_family());
-    for payload in &retry_on_race(|| socket.dump("read the chains", &request))? {
-        let (header, attributes) = OpGetchainDump::decode_reply(payload);
-        let (Some(family), Ok(table)) = (family_of(&header), attributes.get_table()) else {
-            continue;
-        };
-        let table = tables.get_mut(&(family, text(table)));
-        if let (Some(table), Ok(name)) = (table, attributes.get_name()) {
-            table.chains.push(ChainOutline {
-                name: text(name),
-                base: base(&attributes),
-                uses: attributes.get_use().unwrap_or(0),
-            });
-        }
-    }
-    let mut tables: Vec<_> = tables.into_values().collect();
-    tables.sort_by_key(|table| table.handle);
-    Ok(tables)
-}
-
-/// Returns the state of a table of family inet, `None` if there is none.
-pub(super) fn table_state(
-    socket: &mut Socket,
-    name: &str,
-) -> Result<Option<TableState>, KernelError> {
-    let found = get_table(socket, name)?;
-    Ok(found.map(|payload| state_of(&OpGettableDo::decode_reply(&payload).1)))
-}
-
-/// Reads a table of family inet with the chains that `wanted` has, too. The cost depends only on this table.
-pub(super) fn read_by_name(
-    socket: &mut Socket,
-    wanted: &Table,
-) -> Result<Option<NamedTable>, KernelError> {
-    let Some(payload) = get_table(socket, &wanted.name)? else {
-        return Ok(None);
-    };
-    let (_, attributes) = OpGettableDo::decode_reply(&payload);
-    let mut found = NamedTable {
-        state: state_of(&attributes),
-        comment: attributes.get_userdata().ok().and_then(decode_comment),
-        chains: Vec::new(),
-    };
-    for chain in &wanted.chains {
-        found
-            .chains
-            .extend(read_chain(socket, &wanted.name, &chain.name)?);
-    }
-    Ok(Some(found))
 }
 
 fn get_table(socket: &mut Socket, name: &str) -> Result<Option<Vec<u8>>, KernelError> {

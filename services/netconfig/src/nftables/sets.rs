@@ -11,7 +11,6 @@ use netlink_bindings::{
 use super::{
     Nftables, change,
     constants::{decode_comment, encode_comment, header},
-    read::{self, NamedTable, TableState},
 };
 use crate::{
     family::Family,
@@ -44,23 +43,6 @@ pub(crate) enum Edit<'a> {
 }
 
 impl Nftables {
-    pub(crate) fn table_state(&mut self, name: &str) -> Result<Option<TableState>, KernelError> {
-        read::table_state(&mut self.socket, name)
-    }
-
-    /// Reads the table with the name and the chains of `wanted`, without the elements of its sets.
-    pub(crate) fn read_by_name(
-        &mut self,
-        wanted: &Table,
-    ) -> Result<Option<NamedTable>, KernelError> {
-        read::read_by_name(&mut self.socket, wanted)
-    }
-
-    /// Returns the kernel's count of packet filter changes.
-    pub(crate) fn generation(&mut self) -> Result<u32, KernelError> {
-        read::generation(&mut self.socket)
-    }
-
     /// Returns the comment of an address, possibly empty, or `None` if address, set or table is missing.
     pub(crate) fn comment_of(
         &mut self,

@@ -1,12 +1,9 @@
 //! Runs the tasks receiving notifications, one task per socket.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, io, sync::Arc};
 
 use inpod_types::SandboxRef;
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
 use super::{
@@ -49,24 +46,19 @@ pub(super) struct NsidMap(Mutex<BTreeMap<i32, SandboxRef>>);
 
 impl NsidMap {
     pub(super) fn insert(&self, nsid: i32, sandbox: SandboxRef) {
-        self.lock().insert(nsid, sandbox);
+        self.0.lock().insert(nsid, sandbox);
     }
 
     /// Removes an nsid, unless the nsid belongs to another claim by now.
     pub(super) fn remove(&self, nsid: i32, sandbox: &SandboxRef) {
-        let mut nsids = self.lock();
+        let mut nsids = self.0.lock();
         if nsids.get(&nsid) == Some(sandbox) {
             nsids.remove(&nsid);
         }
     }
 
     fn get(&self, nsid: i32) -> Option<SandboxRef> {
-        self.lock().get(&nsid).cloned()
-    }
-
-    /// Locks the map, for which poisoning is harmless because every change is a single call of the map.
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<i32, SandboxRef>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().get(&nsid).cloned()
     }
 }
 

@@ -3,14 +3,11 @@
 //! Two sockets receive the notifications of all claimed netns, with their nsid. The sockets are in a netns of their
 //! own, because in the node's netns they would receive every change that others make on the node.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, io, sync::Arc};
 
 use inpod_linux::{CreateError, EnterError, Netns};
 use inpod_types::{NetnsId, SandboxRef, with_causes};
+use parking_lot::Mutex;
 
 use super::{
     nsid::NsidAssigner,
@@ -77,7 +74,7 @@ impl Subscriptions {
     /// subscribed.
     pub(crate) fn subscribe(&self, claim: &Claim) -> bool {
         let netns = claim.netns.id();
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         let known = open.get(&claim.sandbox);
         if known.is_some_and(|subscription| subscription.netns == netns) {
             return true;
@@ -87,9 +84,7 @@ impl Subscriptions {
         if let Some(before) = open.remove(&claim.sandbox) {
             self.nsids.remove(before.nsid, &claim.sandbox);
         }
-        let assigner = self.assigner.lock();
-        let mut assigner = assigner.unwrap_or_else(PoisonError::into_inner);
-        match assigner.nsid_of(&claim.netns) {
+        match self.assigner.lock().nsid_of(&claim.netns) {
             Ok(nsid) => {
                 self.nsids.insert(nsid, claim.sandbox.clone());
                 open.insert(claim.sandbox.clone(), Subscription { netns, nsid });
@@ -104,7 +99,7 @@ impl Subscriptions {
     }
 
     pub(crate) fn unsubscribe(&self, sandbox: &SandboxRef, netns: NetnsId) {
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         if open
             .get(sandbox)
             .is_some_and(|subscription| subscription.netns == netns)
@@ -112,10 +107,5 @@ impl Subscriptions {
         {
             self.nsids.remove(subscription.nsid, sandbox);
         }
-    }
-
-    /// Locks the subscriptions, for which poisoning is harmless because an unrecorded subscription is made again.
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<SandboxRef, Subscription>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -14,8 +14,14 @@ use crate::{
 
 const NAME: &str = "inpod-options";
 
-/// Returns the missing option if the kernel refused something, by writing tables in a temporary netns.
+/// Returns the missing option if sock_diag is missing or the kernel refused something, in the latter case by writing
+/// tables in a temporary netns.
 pub(super) fn missing_option_here(error: &SelfTestError) -> Option<&'static str> {
+    if let SelfTestError::Inspect(error) = error
+        && error.is_missing_sock_diag()
+    {
+        return Some("CONFIG_INET_TCP_DIAG");
+    }
     let netns = (error.reason() == Reason::KernelRefused).then(network::netns_with_loopback);
     missing_option(&netns?.ok()?)
 }

@@ -5,15 +5,7 @@ mod refusing;
 mod removing;
 mod sysctl;
 
-use std::{
-    net::{TcpListener, TcpStream},
-    time::{Duration, Instant},
-};
-
-use netconfig::{
-    inspect::{self, Proxies},
-    rules::Tag,
-};
+use netconfig::rules::Tag;
 
 use crate::scenarios;
 use crate::support::{Fresh, ambient, plain, sandbox};
@@ -190,37 +182,4 @@ fn the_routes_are_those_of_the_incumbent() {
     );
     let v6 = fresh.ip("-6 route show table 100");
     assert!(v6.starts_with("local default dev lo"), "{v6}");
-}
-
-#[test]
-fn tcp_sockets_of_both_families_are_seen_and_only_established_ones_on_ztunnels_ports_are_flows() {
-    let fresh = Fresh::new();
-    let nothing = inspect::sockets(&fresh.netns, &Proxies::default()).unwrap();
-    assert_eq!(nothing, inspect::Sockets::default());
-    let listen = |address| fresh.run(move || TcpListener::bind(address).unwrap());
-    let listeners = ["127.0.0.1:15006", "[::1]:15008", "127.0.0.1:8080"].map(listen);
-    let mut flows = Vec::new();
-    for listener in &listeners {
-        let address = listener.local_addr().unwrap();
-        let client = fresh.run(move || TcpStream::connect(address).unwrap());
-        flows.push((client, listener.accept().unwrap()));
-    }
-    let seen = inspect::sockets(&fresh.netns, &Proxies::default()).unwrap();
-    assert_eq!(
-        seen.listening_ports.into_iter().collect::<Vec<_>>(),
-        [8080, 15006, 15008]
-    );
-    assert_eq!(seen.captured_flows, 2);
-    drop((flows, listeners));
-    // A process of another test holds all sockets from its fork to its exec.
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while inspect::sockets(&fresh.netns, &Proxies::default()).unwrap()
-        != inspect::Sockets::default()
-    {
-        assert!(
-            Instant::now() < deadline,
-            "sockets that were closed are still seen"
-        );
-        std::thread::yield_now();
-    }
 }

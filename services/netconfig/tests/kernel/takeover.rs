@@ -1,7 +1,6 @@
 //! Pods in which others wrote rules, or whose netns or node differs. Needs root and iptables-nft.
 
 mod confined;
-mod flows;
 mod incumbent;
 mod process;
 mod sidecar;

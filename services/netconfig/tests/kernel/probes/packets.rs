@@ -1,22 +1,11 @@
 //! Probes' destinations and source addresses.
 
-use std::{
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
-    },
-    thread,
-    time::Duration,
-};
-
 use netconfig::{
-    probes::{ProbeMatch, ProbeSettings},
+    probes::ProbeSettings,
     rules::{Ambient, Ipv6},
 };
 
-use crate::probes::place::{Arrival, OnNode, POD, Place, captured, dial, spared};
-use crate::support::{ambient, plain, sandbox};
+use crate::probes::place::{Arrival, OnNode, POD, Place, captured, spared};
 
 fn settings(probe_match: &str) -> ProbeSettings {
     ProbeSettings {
@@ -79,21 +68,6 @@ fn with_a_user_only_that_users_connections_are_probes() {
 }
 
 #[test]
-fn off_writes_nothing_and_lets_nothing_through() {
-    let place = Place::new();
-    let host = OnNode::start(&place.node, settings("off"));
-    let _guard = host.start_reconciler(Duration::ZERO);
-    assert!(!host.set_addresses("c1", &POD));
-    host.release("c1");
-    assert_eq!(place.node.nft("list ruleset"), "");
-    let spared_nobody = plain().apply(&place.pod.netns, &ambient(), &sandbox("c1"));
-    assert!(spared_nobody.unwrap().changed);
-    assert_eq!(place.probe(0, POD[0]), captured(0)[0]);
-    assert_eq!(settings("off").sources().len(), 0);
-    assert_eq!(settings("off").probe_match, ProbeMatch::Off);
-}
-
-#[test]
 fn a_pod_of_both_families_is_probed_at_both_where_ipv6_is_not_captured() {
     let place = Place::with(Ambient {
         ipv6: Ipv6::Off,
@@ -120,47 +94,4 @@ fn a_pod_of_both_families_is_named_and_released_on_a_node_without_ipv6() {
     assert!(!host.set_addresses("c1", &POD));
     host.release("c1");
     assert_eq!(place.probe(0, POD[0]), captured(0)[0]);
-}
-
-/// No probe may fail or be captured.
-fn probe_until(stop: &AtomicBool, probes: &AtomicU32, place: &Place) {
-    while !stop.load(Ordering::Relaxed) {
-        for to in POD {
-            let stream = dial(0, SocketAddr::new(to.parse().unwrap(), 8080));
-            assert!(stream.is_some(), "a probe failed");
-            assert_eq!(place.arrival(), spared(to));
-            probes.fetch_add(1, Ordering::Relaxed);
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Elements and rule are never absent, even during changes.
-#[test]
-fn a_prober_at_constant_rate_sees_no_gap_while_the_host_is_started_again_and_again() {
-    let place = Arc::new(Place::new());
-    OnNode::start(&place.node, ProbeSettings::default()).set_addresses("c1", &POD);
-    let (stop, probes) = (
-        Arc::new(AtomicBool::new(false)),
-        Arc::new(AtomicU32::new(0)),
-    );
-    let prober = {
-        let (at, stop, probes) = (Arc::clone(&place), Arc::clone(&stop), Arc::clone(&probes));
-        // Its own thread in the node's netns: the node's thread starts probe sets meanwhile.
-        let probe = move || probe_until(&stop, &probes, &at);
-        place.node.run(move || thread::spawn(probe))
-    };
-    let mut starts = 0;
-    while !prober.is_finished() && (starts < 10 || probes.load(Ordering::Relaxed) < 200) {
-        for probe_match in ["uid:0", "socket"] {
-            // Each start has its own repair budget.
-            let host = OnNode::start(&place.node, settings(probe_match));
-            let reported = host.readiness.all();
-            assert!(host.is_ok("probe-set"), "{reported:?}");
-            assert_eq!(host.host.elements(), 2);
-            starts += 1;
-        }
-    }
-    stop.store(true, Ordering::Relaxed);
-    prober.join().unwrap();
 }

@@ -92,7 +92,7 @@ pub(crate) fn addresses(texts: &[&str]) -> BTreeSet<IpAddr> {
 
 pub(crate) struct Place {
     pub(crate) node: Arc<Fresh>,
-    pub(crate) pod: Fresh,
+    _pod: Fresh,
     pub(crate) stranger: Fresh,
     pub(crate) application: TcpListener,
     /// Captured connections reach this listener.
@@ -133,7 +133,7 @@ impl Place {
         }
         Self {
             node: Arc::new(node),
-            pod,
+            _pod: pod,
             stranger,
             application,
             ztunnel,

@@ -179,24 +179,6 @@ async fn a_claim_that_is_released_or_ends_by_itself_takes_its_addresses_along() 
     assert!(netconfig.claims().await.is_empty());
 }
 
-#[tokio::test]
-async fn an_address_that_another_pod_got_stays_when_the_first_one_goes() {
-    let place = Place::new();
-    let mut netconfig = Netconfig::start_on(Arc::clone(&place.node), &[]).await;
-    let old = crate::harness::pod_netns();
-    netconfig.claim("old", &old).await.unwrap();
-    netconfig.claim("new", &place.pod).await.unwrap();
-    apply(&mut netconfig, "old", ambient(), &[POD])
-        .await
-        .unwrap();
-    apply(&mut netconfig, "new", ambient(), &[POD])
-        .await
-        .unwrap();
-    netconfig.release("old").await;
-    assert!(elements(&place.node).contains("net/new/eth0"));
-    assert_eq!(place.probe(), source());
-}
-
 /// The pod's previous addresses are restored too.
 #[tokio::test]
 async fn an_apply_that_fails_in_the_pod_leaves_the_nodes_set_as_it_was() {
