@@ -48,7 +48,7 @@ pub(crate) fn answer() -> Option<ExitCode> {
 fn version() -> String {
     format!(
         "inpod-cni {}\nCNI protocol versions supported: {}\n",
-        env!("CARGO_PKG_VERSION"),
+        inpod_types::VERSION,
         SpecVersion::ALL.map(SpecVersion::as_str).join(", ")
     )
 }

@@ -23,7 +23,7 @@ use crate::{config::Config, metrics::Metrics, reload::Current, server::Server};
 pub const SERVICE: Service = Service {
     name: "injector",
     about: "Mutating admission webhook that injects sidecars into pods",
-    version: env!("CARGO_PKG_VERSION"),
+    version: inpod_service::VERSION,
     keys: config::KEYS,
 };
 

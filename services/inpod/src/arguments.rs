@@ -161,7 +161,7 @@ fn command() -> clap::Command {
         .about("Print the completion script of a shell: source <(inpod completion bash)")
         .arg(shell.required(true));
     clap::Command::new("inpod")
-        .version(env!("CARGO_PKG_VERSION"))
+        .version(inpod_types::VERSION)
         .about("Shows which pods of this node are in the mesh and why, diagnoses the node, and removes inpod from a cluster. Talks to the services over their sockets: run it on the node, as root")
         .after_help(EXIT_CODES)
         .next_line_help(true)

@@ -36,7 +36,7 @@ pub const SERVICE: inpod_service::Service = inpod_service::Service {
             Commands, each with the options below:\n  \
             disable, enable      set or remove the kill switch of the plugin\n  \
             uninstall, handover  leave the node now",
-    version: env!("CARGO_PKG_VERSION"),
+    version: inpod_service::VERSION,
     keys: config::KEYS,
 };
 

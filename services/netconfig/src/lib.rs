@@ -68,7 +68,7 @@ use crate::{
 pub const SERVICE: inpod_service::Service = inpod_service::Service {
     name: "netconfig",
     about: "Claims pods' network namespaces, writes their redirection rules and reads them back",
-    version: env!("CARGO_PKG_VERSION"),
+    version: inpod_service::VERSION,
     keys: config::KEYS,
 };
 

@@ -78,7 +78,7 @@ use crate::{
 pub const SERVICE: Service = Service {
     name: "pod-events",
     about: "Decides which pods of this node join the mesh, and enrolls them",
-    version: env!("CARGO_PKG_VERSION"),
+    version: inpod_service::VERSION,
     keys: config::KEYS,
 };
 

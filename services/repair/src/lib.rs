@@ -36,7 +36,7 @@ pub const SERVICE: Service = Service {
     name: "repair",
     about: "Finds pods of this node that should be redirected and are not, and takes the least disruptive action: \
             waits for pod-events to redirect them, labels them, deletes them",
-    version: env!("CARGO_PKG_VERSION"),
+    version: inpod_service::VERSION,
     keys: config::KEYS,
 };
 

@@ -20,7 +20,11 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 
-const VERSION: &str = concat!("validate ", env!("CARGO_PKG_VERSION"), "\n");
+/// As `inpod_types::VERSION`, without the dependency.
+const VERSION: &str = match option_env!("INPOD_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
 
 const HELP: &str = "\
 Checks from inside a pod that its traffic is redirected to its proxy. Run it as
@@ -115,7 +119,7 @@ pub fn parse(
             return Ok(Command::Print(HELP.to_owned()));
         }
         if flag.kind == FlagKind::Version {
-            return Ok(Command::Print(VERSION.to_owned()));
+            return Ok(Command::Print(format!("validate {VERSION}\n")));
         }
         draft.set(flag.long, flag.kind, &value)?;
     }

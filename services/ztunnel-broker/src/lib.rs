@@ -49,7 +49,7 @@ use crate::{config::Config, descriptors::Descriptors, hub::Hub, server::Handler,
 pub const SERVICE: inpod_service::Service = inpod_service::Service {
     name: "ztunnel-broker",
     about: "Hands each pod's network namespace to the node's ztunnel over ZDS",
-    version: env!("CARGO_PKG_VERSION"),
+    version: inpod_service::VERSION,
     keys: config::KEYS,
 };
 

@@ -101,7 +101,7 @@ impl Archive {
         let is_missing = |part: &&Value| part.get("missing").is_some();
         let missing = self.parts.iter().filter(is_missing).count();
         let all = self.parts.len();
-        let manifest = json!({"version": env!("CARGO_PKG_VERSION"), "parts": self.parts});
+        let manifest = json!({"version": inpod_types::VERSION, "parts": self.parts});
         self.append("manifest.json", &format!("{manifest:#}\n"))?;
         let ended = self.tar.into_inner().and_then(|mut file| file.flush());
         ended.map_err(|source| error(&self.path, source))?;

@@ -84,7 +84,7 @@ pub(super) fn value(checks: &[Check]) -> Value {
     };
     let checks_shown: Vec<_> = checks.iter().map(check).collect();
     json!({
-        "version": env!("CARGO_PKG_VERSION"),
+        "version": inpod_types::VERSION,
         "failed": count(checks, Verdict::Failed),
         "warnings": count(checks, Verdict::Warning),
         "unknown": count(checks, Verdict::Unknown),

@@ -31,6 +31,7 @@ pub use cgroup::cgroup_containers;
 pub use config::{Key, list};
 pub use deadline::deadline;
 pub use grpc::{ConcurrencyGroup, Server};
+pub use inpod_types::VERSION;
 pub use log::escape_controls;
 pub use log_throttle::throttle_log;
 pub use metrics::Metrics;

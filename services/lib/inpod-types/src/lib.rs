@@ -15,6 +15,12 @@ mod pod;
 mod reason;
 mod sandbox;
 
+/// The version of this build, with the commit in builds by `deploy/images/compile`, as in `0.2.0+0123456789ab`.
+pub const VERSION: &str = match option_env!("INPOD_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
 pub use enrollment::Enrollment;
 pub use failure::{Failure, with_causes};
 pub use identifier::InvalidIdentifier;
