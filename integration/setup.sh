@@ -168,6 +168,9 @@ cargo_program() { # NAME VERSION VARIABLE MINUTES
   [ -x "$program" ] || die "cargo failed to build $1 $2"
 }
 
+# cargo-sbom, which lists what the programs are made of.
+need_cargo_sbom() { cargo_program cargo-sbom 0.10.0 CARGO_SBOM "about a minute"; }
+
 # cargo-deny, which checks dependencies against deny.toml.
 need_cargo_deny() { cargo_program cargo-deny 0.20.2 CARGO_DENY "about a minute"; }
 
