@@ -87,6 +87,10 @@ impl Fresh {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
+            // The kernel wakes the waiting thread before the ended one leaves its netns.
+            while self.netns.path_intact() {
+                std::thread::yield_now();
+            }
         }
     }
 }
