@@ -9,12 +9,12 @@ use crate::{
     },
 };
 
-/// The prefixes of inpod's tables, which are inet tables, and of its chains in tables of iptables-nft.
+/// The prefix of inpod's inet tables, and the prefix of the chains that release 0.1 made by iptables-nft.
 const OUR_TABLES: &str = "inpod-";
 const OUR_CHAINS: &str = "INPOD_";
 
-/// The node agent's inet tables (services/docs/facts/istio-ambient.md, 6.3), and the chain that only it has in tables
-/// of iptables-nft (6.2).
+/// The prefix of the inet tables of Istio's node agent (services/docs/facts/istio-ambient.md, 6.3), and a chain that
+/// nothing else makes by iptables-nft (6.2).
 const INCUMBENTS_TABLES: &str = "istio-ambient-";
 const INCUMBENTS_CHAIN: &str = "ISTIO_PRERT";
 
@@ -25,12 +25,12 @@ pub(super) fn findings(tables: &[TableOutline]) -> Vec<Finding> {
     let mut found = Vec::new();
     for table in tables.iter().filter(|table| !is_ours(table)) {
         if is_incumbents(table) {
-            found.push(incumbent(table));
+            found.push(describe_incumbent(table));
             continue;
         }
         for (chain, base) in base_chains(table) {
-            found.extend(nat_chain(table, chain, base, our_nat));
-            found.extend(drop_policy(table, chain, base));
+            found.extend(check_nat_chain(table, chain, base, our_nat));
+            found.extend(check_drop_policy(table, chain, base));
         }
     }
     found
@@ -52,7 +52,7 @@ fn is_incumbents(table: &TableOutline) -> bool {
         .any(|chain| chain.name == INCUMBENTS_CHAIN)
 }
 
-fn incumbent(table: &TableOutline) -> Finding {
+fn describe_incumbent(table: &TableOutline) -> Finding {
     Finding {
         kind: Kind::Incumbent,
         subject: table_name(table),
@@ -68,7 +68,7 @@ fn base_chains(table: &TableOutline) -> impl Iterator<Item = (&ChainOutline, Bas
 
 /// With equal priorities, the chain that was registered last comes first (nf_nat_register_fn in
 /// net/netfilter/nf_nat_core.c inserts before equals).
-fn nat_chain(
+fn check_nat_chain(
     table: &TableOutline,
     chain: &ChainOutline,
     base: Base,
@@ -100,7 +100,7 @@ fn nat_chain(
 }
 
 /// Redirection changes ports, so that rules that accept the application's ports are not enough.
-fn drop_policy(table: &TableOutline, chain: &ChainOutline, base: Base) -> Option<Finding> {
+fn check_drop_policy(table: &TableOutline, chain: &ChainOutline, base: Base) -> Option<Finding> {
     let sees_redirected = matches!(base.hook, Hook::Prerouting | Hook::Input | Hook::Output);
     let what = "drops packets that its rules do not accept: they must accept the connections that inpod redirects, \
                 which go to the TCP ports 15001, 15006, 15008 and 15053 and the UDP port 15053";

@@ -196,11 +196,11 @@ pub(super) fn findings(environment: &Environment, addresses: &[IpAddr]) -> Vec<F
             .filter_map(|found| rp_filter(found, addresses)),
     );
     found.extend(ipv6_disabled(environment, addresses));
-    found.extend(environment.marked_rules.iter().map(marked_rule));
+    found.extend(environment.marked_rules.iter().map(describe_marked_rule));
     found
 }
 
-fn marked_rule((family, priority, mark): &(Family, u32, Mark)) -> Finding {
+fn describe_marked_rule((family, priority, mark): &(Family, u32, Mark)) -> Finding {
     Finding {
         kind: Kind::MarkedRule,
         subject: format!("{family} ip rule {priority}"),

@@ -113,6 +113,13 @@ mod tests {
     }
 
     #[test]
+    fn a_kernel_without_sock_diag_lacks_its_option() {
+        let missing = KernelError::new("read the sockets", nix::Error::ENOENT);
+        let error = SelfTestError::Inspect(missing.into());
+        assert_eq!(missing_option_here(&error), Some("CONFIG_INET_TCP_DIAG"));
+    }
+
+    #[test]
     fn this_kernel_has_every_option() {
         let netns = network::netns_with_loopback().unwrap();
         assert_eq!(missing_option(&netns), None);

@@ -5,6 +5,7 @@ use std::{
     process::Command,
     sync::mpsc::{Receiver, Sender, channel},
     thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
 use inpod_linux::Netns;
@@ -88,7 +89,12 @@ impl Fresh {
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
             // The kernel wakes the waiting thread before the ended one leaves its netns.
+            let deadline = Instant::now() + Duration::from_secs(20);
             while self.netns.path_intact() {
+                assert!(
+                    Instant::now() < deadline,
+                    "the path of an ended thread stays"
+                );
                 std::thread::yield_now();
             }
         }
