@@ -244,19 +244,20 @@ need_istio_cni() {
 
 # The last release; proto/releases has its descriptors.
 RELEASE=0.1.0
-# A commit before that release, whose plugin the current agent must still serve.
-PREVIOUS=52967dd516247e8943d5bddb48312fdbc71dbef1
+# Its commit: the last with that version whose changes the changelog does not list for the next one.
+RELEASE_COMMIT=13606056
 
-# The plugin of the previous release, built once.
+# The programs and the chart of the previous release, built once. PREVIOUS names their directory.
 need_previous() {
-  PREVIOUS_PLUGIN=$tools/inpod-cni-$PREVIOUS
-  [ -x "$PREVIOUS_PLUGIN" ] && return
-  git cat-file -e "$PREVIOUS^{commit}" 2>/dev/null || return
-  say "  Building the plugin of the previous release"
-  local source=$cache/previous
-  rm -rf "$source" && mkdir -p "$source" "$tools" && git archive "$PREVIOUS" | tar -x -C "$source" &&
-    CARGO_TARGET_DIR=$source/target cargo build -q --manifest-path "$source/Cargo.toml" -p inpod-cni >&2 &&
-    cp "$source/target/debug/inpod-cni" "$PREVIOUS_PLUGIN" && rm -rf "$source" || die "cargo failed to build the plugin of the previous release"
+  PREVIOUS=$tools/inpod-$RELEASE-$RELEASE_COMMIT
+  [ -d "$PREVIOUS" ] && return
+  git cat-file -e "$RELEASE_COMMIT^{commit}" 2>/dev/null || return
+  say "  Building the previous release (about four minutes on two cores, once)"
+  local source=$cache/previous programs=(inpod-cni netconfig ztunnel-broker pod-events installer)
+  rm -rf "$source" "$PREVIOUS.new" && mkdir -p "$source" "$PREVIOUS.new" && git archive "$RELEASE_COMMIT" | tar -x -C "$source" &&
+    CARGO_TARGET_DIR=$source/target cargo build -q --manifest-path "$source/Cargo.toml" "${programs[@]/#/-p}" >&2 &&
+    cp "${programs[@]/#/$source/target/debug/}" "$PREVIOUS.new" && cp -r "$source/deploy/helm/inpod" "$PREVIOUS.new/chart" &&
+    mv "$PREVIOUS.new" "$PREVIOUS" && rm -rf "$source" || die "cargo failed to build the previous release"
 }
 
 # Runs cargo test, whose tests print their times: an option of libtest that a stable one has only with RUSTC_BOOTSTRAP,

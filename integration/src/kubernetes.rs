@@ -18,7 +18,7 @@ use anyhow::{Context as _, ensure};
 use inpod_linux::Netns;
 use serde_json::{Value, json};
 
-pub use image::{Image, VERSION, pack_image};
+pub use image::{Image, PREVIOUS_VERSION, VERSION, pack_image, previous};
 pub use machine::Machine;
 pub use traffic::{Report, Traffic, ask, get};
 
@@ -153,6 +153,13 @@ impl Cluster {
         let mut command = enter(self.server.netns(), &bin("inpod")?);
         command.args(arguments).arg("--kubeconfig");
         succeeded("inpod", &command.arg(self.kubeconfig()).output()?)
+    }
+
+    /// Runs helm as the same user.
+    pub fn helm(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let mut command = enter(self.server.netns(), &tool("HELM")?);
+        command.args(arguments).env("KUBECONFIG", self.kubeconfig());
+        succeeded("helm", &command.env("HOME", self.server.file("")).output()?)
     }
 
     /// Returns the configuration of a user with every right.

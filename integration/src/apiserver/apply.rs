@@ -13,19 +13,10 @@ fn collection(kind: &str) -> anyhow::Result<(&'static str, &'static str, bool)> 
     Ok(match kind {
         "Namespace" => ("/api/v1", "namespaces", false),
         "ConfigMap" => ("/api/v1", "configmaps", true),
-        "Pod" => ("/api/v1", "pods", true),
-        "ResourceQuota" => ("/api/v1", "resourcequotas", true),
-        "Service" => ("/api/v1", "services", true),
-        "Secret" => ("/api/v1", "secrets", true),
         "ServiceAccount" => ("/api/v1", "serviceaccounts", true),
         "DaemonSet" => ("/apis/apps/v1", "daemonsets", true),
-        "Deployment" => ("/apis/apps/v1", "deployments", true),
-        "Job" => ("/apis/batch/v1", "jobs", true),
         "ClusterRole" => (rbac, "clusterroles", false),
         "ClusterRoleBinding" => (rbac, "clusterrolebindings", false),
-        "Role" => (rbac, "roles", true),
-        "RoleBinding" => (rbac, "rolebindings", true),
-        "MutatingWebhookConfiguration" => (admission, "mutatingwebhookconfigurations", false),
         "ValidatingAdmissionPolicy" => (admission, "validatingadmissionpolicies", false),
         "ValidatingAdmissionPolicyBinding" => {
             (admission, "validatingadmissionpolicybindings", false)

@@ -60,19 +60,8 @@ impl ApiServer {
 
     pub fn kubeconfig_for(&self, account: &str, node: &str) -> anyhow::Result<String> {
         let token = self.token_of(account, node)?;
-        let authority = self.dir.join("certs/apiserver.crt");
-        let config = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "it",
-            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-            "clusters": [{"name": "it", "cluster": {
-                "server": format!("https://{ADDRESS}:6443"),
-                "certificate-authority": authority,
-            }}],
-            "users": [{"name": "it", "user": {"token": token}}],
-        });
-        Ok(config.to_string())
+        let authority = self.authority().display().to_string();
+        Ok(Self::kubeconfig_of(&token, &authority))
     }
 
     /// Creates the object of a document, or skips the object if no component of the tests would run it.

@@ -2,7 +2,6 @@
 
 use std::{
     fs::{self, Permissions},
-    io::Write as _,
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
 };
@@ -27,6 +26,7 @@ const COMPONENTS: &str = include_str!("../../../deploy/images/components");
 
 /// The default tag in the chart, which is the chart's `appVersion`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub const PREVIOUS_VERSION: &str = "0.1.0";
 
 /// The commands for pods in these tests.
 const APPLETS: [&str; 9] = [
@@ -42,14 +42,11 @@ pub enum Image {
     /// program is started by arguments only.
     Sidecar,
     /// An image of inpod, named `localhost/NAME:TAG` as by `deploy/images/build`, with the layout of the Containerfile.
-    /// The image holds the last binaries of this workspace and their libraries; each binary ends in the tag, so that no
-    /// two tags have the same bytes.
-    Shipped {
-        /// A name in `deploy/images/components`.
-        name: &'static str,
-        /// [`VERSION`], or the tag of another release.
-        tag: &'static str,
-    },
+    /// The image holds the last binaries of this workspace and their libraries. The name is one in
+    /// `deploy/images/components`.
+    Shipped(&'static str),
+    /// The same of the previous release, with the binaries that `need_previous` in `integration/setup.sh` builds.
+    Previous(&'static str),
 }
 
 impl Image {
@@ -58,7 +55,7 @@ impl Image {
             Self::Busybox => "busybox",
             Self::Ztunnel => "reference-ztunnel",
             Self::Sidecar => "sidecar",
-            Self::Shipped { name, .. } => name,
+            Self::Shipped(name) | Self::Previous(name) => name,
         }
     }
 
@@ -67,7 +64,8 @@ impl Image {
             Self::Busybox | Self::Ztunnel | Self::Sidecar => {
                 format!("inpod.test/{}:1", self.name())
             }
-            Self::Shipped { name, tag } => format!("localhost/{name}:{tag}"),
+            Self::Shipped(name) => format!("localhost/{name}:{VERSION}"),
+            Self::Previous(name) => format!("localhost/{name}:{PREVIOUS_VERSION}"),
         }
     }
 
@@ -77,12 +75,18 @@ impl Image {
         let root = work.join("root");
         let entrypoint = match self {
             Self::Busybox => busybox(&root)?,
-            Self::Ztunnel => component(&root, &[self.name()], "1")?,
+            Self::Ztunnel => component(&root, &[self.name()], bin)?,
             Self::Sidecar => {
-                component(&root, &[self.name()], "1")?;
+                component(&root, &[self.name()], bin)?;
                 json!(["/sidecar", "original"])
             }
-            Self::Shipped { name, tag } => component(&root, &binaries(name)?, tag)?,
+            Self::Shipped(name) => component(&root, &binaries(name)?, bin)?,
+            Self::Previous(name) => {
+                // The client had an image of its own.
+                let all = binaries(name)?.into_iter();
+                let names: Vec<_> = all.filter(|name| *name != "inpod").collect();
+                component(&root, &names, previous)?
+            }
         };
         let archive = dir.join(format!("{}.tar", self.name()));
         let runs = json!({"Entrypoint": entrypoint});
@@ -90,6 +94,16 @@ impl Image {
         fs::remove_dir_all(work)?;
         Ok(archive)
     }
+}
+
+/// Returns a file of the previous release: a program, or `chart`.
+pub fn previous(name: &str) -> anyhow::Result<PathBuf> {
+    let directory = std::env::var_os("PREVIOUS").context(
+        "PREVIOUS names no directory: run ./integration/test --full, which builds the previous release",
+    )?;
+    let path = PathBuf::from(directory).join(name);
+    anyhow::ensure!(path.exists(), "{} is missing", path.display());
+    Ok(path)
 }
 
 fn busybox(root: &Path) -> anyhow::Result<Value> {
@@ -112,17 +126,18 @@ fn binaries(image: &str) -> anyhow::Result<Vec<&'static str>> {
 }
 
 /// Copies the binaries and their libraries to the root of the image, like the Containerfile.
-fn component(root: &Path, names: &[&str], tag: &str) -> anyhow::Result<Value> {
+fn component(
+    root: &Path,
+    names: &[&str],
+    find: impl Fn(&str) -> anyhow::Result<PathBuf>,
+) -> anyhow::Result<Value> {
     fs::create_dir_all(root)?;
     for name in names {
-        let (from, to) = (bin(name)?, root.join(name));
+        let (from, to) = (find(name)?, root.join(name));
         let [source, target] = [&from, &to].map(|path| path.display().to_string());
         run("strip", &["-o", &target, &source])?;
-        // The tag is appended to the binary, because loaders ignore everything after the parts that the headers name.
-        let mut file = fs::OpenOptions::new().append(true).open(&to)?;
-        file.write_all(tag.as_bytes())?;
         let mode = if *name == "inpod-cni" { 0o555 } else { 0o111 };
-        file.set_permissions(Permissions::from_mode(mode))?;
+        fs::set_permissions(&to, Permissions::from_mode(mode))?;
         for library in libraries(&from)? {
             let relative = library.strip_prefix("/").context("ldd prints full paths")?;
             let target = root.join(relative);

@@ -17,3 +17,4 @@ mod sidecar;
 mod start;
 mod trace;
 mod trial;
+mod upgrades;

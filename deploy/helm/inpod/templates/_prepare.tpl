@@ -3,6 +3,9 @@ the first inclusion does anything. */}}
 {{- define "inpod.prepare" -}}
 {{- if not .Values.prepared }}
 {{- $values := .Values }}
+{{- if ne (toString $values.defaultsOf) .Chart.Version }}
+{{- fail (printf "the defaults of another chart (defaultsOf=%v, not %s): helm upgrade --reuse-values kept them; use --reset-then-reuse-values, which keeps your values and takes new defaults (in a copy of values.yaml of your own, delete defaultsOf)" (default "0.1.0" $values.defaultsOf) .Chart.Version) }}
+{{- end }}
 {{- include "inpod.over" (list $values (default dict $values.cni)) }}
 {{- include "inpod.refuse" $values }}
 {{- include "inpod.istio" $values }}
@@ -100,6 +103,10 @@ cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- range $name, $value := dict "repair_pods" "repairPods" "label_pods" "labelPods" "delete_pods" "deletePods" "init_container_name" "initContainerName" "broken_pod_label_key" "brokenPodLabelKey" "broken_pod_label_value" "brokenPodLabelValue" }}
 {{- if hasKey (default dict $.repair.settings) $name }}{{ $_ := set $no (printf "repair.settings.%s" $name) (printf "the chart derives the rights from a value; set repair.%s" $value) }}{{ end }}
 {{- end }}
+{{- $rules := default dict .netconfig.settings }}
+{{- if not (has (toString (default "auto" $rules.backend)) (list "auto" "nftables")) }}{{ $_ := set $no "netconfig.settings.backend" "netconfig writes nf_tables only, for which the kernel needs CONFIG_NF_TABLES_INET, CONFIG_NFT_NAT and CONFIG_NFT_REDIR; remove this value" }}{{ end }}
+{{- if not (regexMatch "^(socket|off|uid:[0-9]{1,10})$" (toString (default "socket" $rules.probe_match))) }}{{ $_ := set $no "netconfig.settings.probe_match" "must be socket, uid:NUMBER or off; instead of kubelet and cgroup:PATH, which were removed, set uid:0, the user of most kubelets" }}{{ end }}
+{{- if hasKey (default dict .podEvents.settings) "inbound_capture" }}{{ $_ := set $no "podEvents.settings.inbound_capture" "no ztunnel since Istio 1.25 uses TPROXY, which was removed; remove this value" }}{{ end }}
 {{- if and (eq (coalesce $global.hub .hub) "localhost") (ne (coalesce .pullPolicy $global.imagePullPolicy) "Never") }}{{ $_ := set $no "hub=localhost" "no registry has images there; set hub to the registry of your images, or pullPolicy=Never for images that are on every node" }}{{ end }}
 {{- if not (has .topology (list "combined" "split")) }}{{ $_ := set $no "topology" "must be combined or split" }}{{ end }}
 {{- if .metrics.podMonitor.enabled }}

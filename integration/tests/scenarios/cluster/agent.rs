@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use integration::{
     TIMEOUT, bin, eventually,
-    kubernetes::{Cluster, Image, LONG, VERSION, text},
+    kubernetes::{Cluster, Image, LONG, text},
     tool,
 };
 use serde_json::Value;
@@ -47,8 +47,7 @@ fn shared() -> Arc<Mutex<Shared>> {
     if let Some(cluster) = shared.upgrade().filter(|cluster| !cluster.is_poisoned()) {
         return cluster;
     }
-    let tag = VERSION;
-    let ours = SHIPPED.map(|name| Image::Shipped { name, tag });
+    let ours = SHIPPED.map(Image::Shipped);
     let images = [&[Image::Busybox, Image::Ztunnel][..], &ours].concat();
     let started = Arc::new(Mutex::new(Shared {
         cluster: Cluster::start(&images).unwrap(),

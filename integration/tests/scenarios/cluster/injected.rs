@@ -3,7 +3,7 @@
 use anyhow::ensure;
 use integration::{
     eventually,
-    kubernetes::{Image, LONG, VERSION, text},
+    kubernetes::{Image, LONG, text},
 };
 use serde_json::{Value, json};
 
@@ -77,11 +77,7 @@ fn until_asked(cluster: &ExclusiveCluster<'_>) {
 fn pods_that_our_injector_gave_a_sidecar_start_where_no_right_is_admitted_and_serve_through_it() {
     on_the_node(|cluster| {
         load(cluster, &IMAGES);
-        let injector = Image::Shipped {
-            name: "injector",
-            tag: VERSION,
-        };
-        load(cluster, &[injector]);
+        load(cluster, &[Image::Shipped("injector")]);
         cluster.upgrade(&VALUES);
         cluster.until_ready(SYSTEM, INJECTOR, 2).unwrap();
         make_namespace(cluster);
@@ -110,6 +106,6 @@ fn pods_that_our_injector_gave_a_sidecar_start_where_no_right_is_admitted_and_se
         assert_eq!(names(&without, "containers"), ["app"]);
         serves_by_itself(cluster, &without);
         cluster.remove("inject");
-        cluster.upgrade_from(&VALUES, &[]);
+        cluster.upgrade(&[]);
     });
 }

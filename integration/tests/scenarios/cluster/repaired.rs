@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use integration::{
     TIMEOUT, eventually,
-    kubernetes::{Image, LONG, VERSION, get, text},
+    kubernetes::{Image, LONG, get, text},
 };
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ const VALUES: [&str; 3] = [
 ];
 
 /// Recognises peers if containers see the node's own cgroup names (`splitPeer`, deploy/docs/install.md).
-fn peer() -> &'static str {
+pub(crate) fn peer() -> &'static str {
     if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
         "splitPeer=cgroup:/.."
     } else {
@@ -260,14 +260,10 @@ fn is_as_it_was(cluster: &ExclusiveCluster<'_>, pod: &Value) {
 fn pods_that_started_without_the_plugin_are_repaired_in_place_labelled_or_deleted_as_configured() {
     on_the_node(|cluster| {
         load(cluster, &IMAGES);
-        let repair = Image::Shipped {
-            name: "repair",
-            tag: VERSION,
-        };
-        load(cluster, &[repair]);
+        load(cluster, &[Image::Shipped("repair")]);
         cluster.uninstall();
         let pods = Broken::make(cluster);
-        cluster.install_all_but_the_agent(&values(&[]));
+        cluster.install_without_images(&values(&[]));
         cluster.until_ready(SYSTEM, REPAIR, 1).unwrap();
         pods.are_left_without_pod_events(cluster);
         cluster.upgrade(&values(&[]));
@@ -283,7 +279,7 @@ fn pods_that_started_without_the_plugin_are_repaired_in_place_labelled_or_delete
             cluster.remove(namespace);
         }
         let before = cluster.agent();
-        cluster.upgrade_from(&both, &[]);
+        cluster.upgrade(&[]);
         cluster.until_replaced(&before);
         cluster.until_whole();
     });

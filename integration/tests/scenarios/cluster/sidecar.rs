@@ -26,13 +26,7 @@ const PROXY: &str = "127.0.0.6";
 pub(crate) const RESTRICTED: (&str, &str) = ("pod-security.kubernetes.io/enforce", "restricted");
 
 /// The images that pods with a sidecar run.
-pub(crate) const IMAGES: [Image; 2] = [
-    Image::Sidecar,
-    Image::Shipped {
-        name: "validate",
-        tag: VERSION,
-    },
-];
+pub(crate) const IMAGES: [Image; 2] = [Image::Sidecar, Image::Shipped("validate")];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {

@@ -6,14 +6,11 @@ use crate::common::flows::Flow;
 use crate::common::mesh::{Mesh, PORT};
 use anyhow::{Context as _, ensure};
 use inpod_proto::podevents::v1::PodState;
-use integration::{Call, Node, Pod, Spec, TIMEOUT, eventually};
+use integration::{Call, Node, Pod, Spec, TIMEOUT, eventually, kubernetes::previous};
 use nix::sys::signal::Signal;
 
 fn plugin() -> PathBuf {
-    let path = std::env::var_os("PREVIOUS_PLUGIN").map(PathBuf::from);
-    let path = path.filter(|path| path.is_file());
-    let missing = "PREVIOUS_PLUGIN names no program: run ./integration/test netns, which builds it";
-    path.context(missing).unwrap()
+    previous("inpod-cni").unwrap()
 }
 
 fn run(node: &Node, verb: fn(&Pod, &std::path::Path, &std::path::Path) -> Call, pod: &Pod) {
