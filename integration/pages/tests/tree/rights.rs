@@ -6,7 +6,7 @@ use inpod_service::peer::Cgroup;
 use serde_json::{Value, json};
 
 use crate::{
-    list, manifests, objects,
+    list, manifests, objects, read,
     table::{How, OF_REPAIR, OVER, PLATFORMS, Platform, REPAIR, RIGHTS, Rights, TOKEN},
     text, words,
 };
@@ -93,6 +93,20 @@ fn a_container_has_exactly_its_capabilities_and_may_not_get_more() {
         let unconfined = context["appArmorProfile"]["type"] == "Unconfined";
         assert_eq!(unconfined, rights.is_unconfined, "{at:?}");
     });
+}
+
+#[test]
+fn a_unit_of_systemd_has_exactly_the_capabilities_of_the_container() {
+    for service in ["netconfig", "ztunnel-broker", "pod-events"] {
+        let unit = read(&format!("deploy/systemd/inpod-{service}.service"));
+        let mut lines = unit.lines();
+        let bound = lines.find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+        let bound = bound.unwrap().split_whitespace();
+        let bound: Vec<_> = bound.map(|name| name.trim_start_matches("CAP_")).collect();
+        let mut rights = RIGHTS.iter();
+        let rights = rights.find(|rights| rights.container == service).unwrap();
+        assert_eq!(bound, rights.capabilities, "{service}");
+    }
 }
 
 #[test]
