@@ -22,8 +22,7 @@ pub fn code_of(reason: Reason) -> Code {
         | Reason::NamespaceUnknown
         | Reason::NetnsMissing
         | Reason::NetnsNotFound
-        | Reason::SandboxUnknown
-        | Reason::SessionUnknown => Code::NotFound,
+        | Reason::SandboxUnknown => Code::NotFound,
         Reason::LabelOnPod
         | Reason::LabelOnNamespace
         | Reason::NotSelected

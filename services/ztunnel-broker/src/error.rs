@@ -6,9 +6,7 @@ use inpod_proto::Invalid;
 use inpod_types::{Failure, Reason, with_causes};
 use tonic::Status;
 
-use crate::{
-    descriptors::FetchError, desired::ChangeError, outcome::Unserved, sessions::SessionId,
-};
+use crate::{descriptors::FetchError, desired::ChangeError, outcome::Unserved};
 
 /// A stock ztunnel waits at most 15 s between two attempts to connect.
 const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(15);
@@ -67,14 +65,6 @@ pub enum SetZtunnelsError {
     Instance(#[from] InstanceMismatch),
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum RenewError {
-    #[error(transparent)]
-    Request(#[from] Invalid),
-    #[error("there is no session {0}")]
-    Unknown(SessionId),
-}
-
 impl From<SetZtunnelsError> for Failure {
     fn from(error: SetZtunnelsError) -> Self {
         match error {
@@ -82,15 +72,6 @@ impl From<SetZtunnelsError> for Failure {
             SetZtunnelsError::Instance(mismatch) => {
                 Self::new(Reason::InstanceMismatch, mismatch.to_string())
             }
-        }
-    }
-}
-
-impl From<RenewError> for Failure {
-    fn from(error: RenewError) -> Self {
-        match error {
-            RenewError::Request(invalid) => invalid.into(),
-            RenewError::Unknown(_) => Self::new(Reason::SessionUnknown, error.to_string()),
         }
     }
 }

@@ -30,13 +30,13 @@ use crate::{
     peer::Peer,
     pending::Ticket,
     session::{Answered, Session, SessionEnd, Stage},
-    session_view::{Event, SessionView},
+    session_view::SessionView,
     sessions::SessionId,
     state::State,
 };
 
-/// The number of changes that a watcher may lag behind: more than a node's pods times its ztunnels.
-const MAX_WATCHER_LAG: usize = 8192;
+/// The number of changes of sessions that a watcher may lag behind.
+const MAX_WATCHER_LAG: usize = 256;
 
 const MAX_CONCURRENT_FETCHES: usize = 8;
 const FETCH_RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -54,8 +54,7 @@ pub struct Hub {
     changed: watch::Sender<()>,
     /// Notified when descriptors may be missing: after a new set, and after a failed add restored a workload.
     missing: Notify,
-    /// Events are in an `Arc`, because the channel allocates all its slots in advance.
-    events: broadcast::Sender<Arc<Event>>,
+    events: broadcast::Sender<SessionView>,
     metrics: Metrics,
     conditions: Readiness,
     /// `None` until pod-events has reported the ztunnel pods.
@@ -157,11 +156,6 @@ impl Hub {
     /// `None` until pod-events has reported the ztunnel pods.
     pub fn ztunnels(&self) -> watch::Receiver<Option<BTreeSet<PodUid>>> {
         self.ztunnels.subscribe()
-    }
-
-    /// Closes a session, so that its ztunnel connects again. Returns `None` if there is no such session.
-    pub fn renew(&self, id: SessionId) -> Option<SessionView> {
-        self.update(|state, _| state.renew(id))
     }
 
     /// Stops sending messages and ends all waits.
@@ -274,10 +268,8 @@ impl Hub {
         let mut state = self.lock();
         let result = act(&mut state, Instant::now().into_std());
         for event in state.take_events() {
-            if let Event::Session(_) = event {
-                self.conditions.set(ZTUNNEL, ztunnel_condition(&state));
-            }
-            self.events.send(Arc::new(event)).unwrap_or_default();
+            self.conditions.set(ZTUNNEL, ztunnel_condition(&state));
+            self.events.send(event).unwrap_or_default();
         }
         result
     }

@@ -7,10 +7,9 @@ use inpod_proto::{
     Invalid, required,
     ztunnelbroker::v1::{
         self as broker, AddWorkloadRequest, AddWorkloadResponse, ListWorkloadsRequest,
-        ListWorkloadsResponse, RemoveWorkloadRequest, RemoveWorkloadResponse, RenewSessionRequest,
-        RenewSessionResponse, SetWorkloadsRequest, SetWorkloadsResponse, SetZtunnelsRequest,
-        SetZtunnelsResponse, WatchSessionsRequest, WatchSessionsResponse,
-        ztunnel_broker_service_server::ZtunnelBrokerService,
+        ListWorkloadsResponse, RemoveWorkloadRequest, RemoveWorkloadResponse, SetWorkloadsRequest,
+        SetWorkloadsResponse, SetZtunnelsRequest, SetZtunnelsResponse, WatchSessionsRequest,
+        WatchSessionsResponse, ztunnel_broker_service_server::ZtunnelBrokerService,
     },
 };
 use inpod_service::Shutdown;
@@ -19,13 +18,8 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    error::{
-        AddError, InstanceMismatch, RemoveError, RenewError, SetError, SetZtunnelsError,
-        into_status,
-    },
+    error::{AddError, InstanceMismatch, RemoveError, SetError, SetZtunnelsError, into_status},
     hub::Hub,
-    session_view::SessionView,
-    sessions::SessionId,
     watch,
 };
 
@@ -101,15 +95,6 @@ impl Handler {
         self.hub.set_ztunnels(pods?);
         Ok(())
     }
-
-    fn renew(&self, request: &RenewSessionRequest) -> Result<SessionView, RenewError> {
-        if request.session_id == 0 {
-            let invalid = Invalid::new("session_id", "session_id is required, from 1");
-            return Err(invalid.into());
-        }
-        let id = SessionId(request.session_id);
-        self.hub.renew(id).ok_or(RenewError::Unknown(id))
-    }
 }
 
 fn parse_uid((index, uid): (u32, String)) -> Result<PodUid, Invalid> {
@@ -179,17 +164,6 @@ impl ZtunnelBrokerService for Handler {
             .map_err(into_status)?;
         let instance_id = self.instance_id.clone();
         Ok(Response::new(SetZtunnelsResponse { instance_id }))
-    }
-
-    async fn renew_session(
-        &self,
-        request: Request<RenewSessionRequest>,
-    ) -> Result<Response<RenewSessionResponse>, Status> {
-        let session = self.renew(&request.into_inner()).map_err(into_status)?;
-        Ok(Response::new(RenewSessionResponse {
-            instance_id: self.instance_id.clone(),
-            session: Some(session.into()),
-        }))
     }
 
     async fn list_workloads(

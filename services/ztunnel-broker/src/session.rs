@@ -7,7 +7,6 @@ mod add_status;
 mod answer;
 mod deadlines;
 mod deferred;
-mod unreported;
 
 pub use add_status::AddStatus;
 
@@ -19,7 +18,7 @@ use std::{
 use inpod_types::{PodUid, SandboxRef};
 
 use crate::{
-    desired::{Changes, Desired, Entry},
+    desired::{Desired, Entry},
     message::{Message, Snapshot},
     nack::Nack,
     next_message::{self, Action, PodState, Target},
@@ -38,8 +37,6 @@ pub enum SessionEnd {
     /// wrong pod.
     #[error("it did not acknowledge a message within {} s", .0.as_secs())]
     Silent(Duration),
-    #[error("it was closed by RenewSession to resend the whole set")]
-    Renewed,
     /// Because responses carry no ID, nothing after a surplus response can be trusted.
     #[error("it sent a response without a request")]
     Unsolicited,
@@ -122,9 +119,7 @@ pub struct Session {
     deferred: BTreeSet<PodUid>,
     counts: Counts,
     serves: usize,
-    unreported: Changes,
     in_flight: Option<InFlight>,
-    renewed: bool,
 }
 
 impl Session {
@@ -142,9 +137,7 @@ impl Session {
             deferred: BTreeSet::new(),
             counts: Counts::default(),
             serves: 0,
-            unreported: Changes::new(),
             in_flight: None,
-            renewed: false,
         }
     }
 
@@ -162,11 +155,6 @@ impl Session {
             Phase::Snapshot(_) | Phase::Ending => Stage::Snapshot,
             Phase::Live => Stage::Live,
         }
-    }
-
-    /// Makes [`Self::check_deadline`] close the session.
-    pub fn renew(&mut self) {
-        self.renewed = true;
     }
 
     /// Queues a pod for which a caller waits.

@@ -13,12 +13,6 @@ use crate::{
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    Session(SessionView),
-    Workload(WorkloadView),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionView {
     pub id: SessionId,
     pub peer: Peer,

@@ -18,7 +18,7 @@ use crate::{
     pending::{PendingAdds, Ticket, Undo},
     quarantine::Quarantine,
     session::{Answered, Record, Session, SessionEnd, SessionInputs},
-    session_view::{self, Event, SessionView},
+    session_view::{self, SessionView},
     sessions::{SessionId, Sessions, Slot},
 };
 
@@ -30,7 +30,7 @@ pub struct State {
     /// Set when a pod was cleared of suspicion, so that other sessions have to be woken to add the pod.
     cleared: bool,
     pending: PendingAdds,
-    events: Vec<Event>,
+    events: Vec<SessionView>,
     ack_timeout: Duration,
     stopping: bool,
 }
@@ -62,7 +62,7 @@ impl State {
         &self.sessions
     }
 
-    pub fn take_events(&mut self) -> Vec<Event> {
+    pub fn take_events(&mut self) -> Vec<SessionView> {
         std::mem::take(&mut self.events)
     }
 
@@ -170,11 +170,6 @@ impl State {
 
     fn publish(&mut self, changes: &Changes, now: Instant) {
         self.decide_on(|uid| changes.contains_key(uid), now);
-        for session in self.sessions.iter_mut() {
-            for (uid, sandbox) in changes {
-                session.note_change(uid, sandbox);
-            }
-        }
     }
 
     pub fn connect(&mut self, peer: Peer, now: Instant) -> SessionId {
@@ -193,9 +188,6 @@ impl State {
             slot.session.on_hello(&self.desired);
         }
         self.report_session(id);
-        let workloads = self.workload_views(id);
-        self.events
-            .extend(workloads.into_iter().map(Event::Workload));
         self.decide(now);
     }
 
@@ -205,18 +197,9 @@ impl State {
             desired: &self.desired,
             quarantine: &self.quarantine,
         };
-        let message = (!self.stopping)
+        (!self.stopping)
             .then(|| session.next(inputs, now))
-            .flatten();
-        let uid = message.as_ref().and_then(Message::uid);
-        if let Some(entry) = uid.and_then(|uid| self.desired.current(uid)) {
-            let workload = entry.workload();
-            session.note_change(&workload.uid, &workload.sandbox);
-        }
-        for (uid, sandbox) in session.take_unreported(now) {
-            self.report_workload(id, &uid, &sandbox);
-        }
-        message
+            .flatten()
     }
 
     /// Handles a response and returns the workload of the answered message.
@@ -235,11 +218,10 @@ impl State {
         };
         let answered = slot.session.on_ack(answer, now)?;
         match &answered {
-            Some((uid, sandbox)) => {
+            Some((uid, _)) => {
                 if slot.session.record_of(uid).is_some_and(was_added) {
                     self.cleared |= self.quarantine.clear(uid);
                 }
-                self.report_workload(id, uid, sandbox);
                 self.decide_on(|decided| decided == uid, now);
             }
             None => {
@@ -277,13 +259,6 @@ impl State {
         slot.map_or(Ok(()), |slot| slot.session.check_deadline(now))
     }
 
-    /// Marks a session to be closed, so that its ztunnel connects again. Returns `None` if there is no such session.
-    pub fn renew(&mut self, id: SessionId) -> Option<SessionView> {
-        let slot = self.sessions.get_mut(id)?;
-        slot.session.renew();
-        Some(session_view::session(id, slot))
-    }
-
     /// Closes a session and records a loss against the pod in flight.
     pub fn disconnect(&mut self, id: SessionId, why: &str, now: Instant) {
         if let Some(slot) = self.sessions.close(id, why, now) {
@@ -295,7 +270,7 @@ impl State {
                 stage: None,
                 ..session_view::session(id, &slot)
             };
-            self.events.push(Event::Session(view));
+            self.events.push(view);
         }
         self.decide(now);
     }

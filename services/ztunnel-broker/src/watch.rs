@@ -1,9 +1,6 @@
-//! The stream of changes of sessions and workloads, as protobuf messages.
+//! The stream of changes of sessions, and views of workloads, as protobuf messages.
 
-use std::{
-    sync::Arc,
-    time::{Instant, SystemTime},
-};
+use std::time::{Instant, SystemTime};
 
 use futures_util::{Stream, StreamExt as _, stream};
 use inpod_proto::ztunnelbroker::v1::{
@@ -19,7 +16,7 @@ use crate::{
     nack::NackKind,
     quarantine::Suspicion,
     session::Stage,
-    session_view::{Event, Progress, SessionView, WorkloadView},
+    session_view::{Progress, SessionView, WorkloadView},
 };
 
 /// Streams the initial state, its end and then every change. A watcher that falls behind is disconnected, because the
@@ -31,7 +28,7 @@ pub fn sessions(
     let (status, changes) = hub.watch();
     let first = state(status, instance_id).into_iter().map(Ok);
     let changes = BroadcastStream::new(changes).scan(false, |cut, change| {
-        let next = (!*cut).then(|| change.map(shared).map_err(lagged));
+        let next = (!*cut).then(|| change.map(payload).map_err(lagged));
         *cut = matches!(next, Some(Err(_)));
         std::future::ready(next)
     });
@@ -46,22 +43,13 @@ fn state(status: hub::Status, instance_id: &str) -> Vec<Payload> {
         seeded: status.seeded,
     };
     let mut state = vec![Payload::InstanceId(instance_id.to_owned())];
-    let sessions = status.sessions.into_iter().map(Event::Session);
-    let workloads = status.workloads.into_iter().map(Event::Workload);
-    state.extend(sessions.chain(workloads).map(payload));
+    state.extend(status.sessions.into_iter().map(payload));
     state.push(Payload::StateComplete(complete));
     state
 }
 
-fn shared(event: Arc<Event>) -> Payload {
-    payload(Arc::unwrap_or_clone(event))
-}
-
-fn payload(event: Event) -> Payload {
-    match event {
-        Event::Session(view) => Payload::Session(view.into()),
-        Event::Workload(view) => Payload::WorkloadState(view.into()),
-    }
+fn payload(view: SessionView) -> Payload {
+    Payload::Session(view.into())
 }
 
 fn lagged(BroadcastStreamRecvError::Lagged(missed): BroadcastStreamRecvError) -> Status {

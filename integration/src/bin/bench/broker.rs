@@ -30,7 +30,7 @@ pub(crate) fn broker(samples: usize) -> anyhow::Result<()> {
     let mut few = runtime.block_on(Subject::with(FEW))?;
     let mut many = runtime.block_on(Subject::with(MANY))?;
     runtime.block_on(adds(samples, &mut bare, &mut few, &mut many))?;
-    runtime.block_on(snapshots(samples.min(20), &mut bare, &few, &many))?;
+    runtime.block_on(snapshots(samples.min(20), &mut bare, &mut few, &mut many))?;
     runtime.block_on(rate(samples, &few, &many))
 }
 
@@ -62,8 +62,8 @@ async fn adds(
 async fn snapshots(
     samples: usize,
     bare: &mut Bare,
-    few: &Subject,
-    many: &Subject,
+    few: &mut Subject,
+    many: &mut Subject,
 ) -> anyhow::Result<()> {
     let mut rows = [
         Row::new("bare: 1,000 packets, each answered before the next; per packet"),

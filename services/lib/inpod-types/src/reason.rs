@@ -157,8 +157,6 @@ reasons! {
     DescriptorUnavailable = 68, "DESCRIPTOR_UNAVAILABLE", "Check that netconfig runs and that its directory of network namespaces is mounted into the broker.";
     /// ztunnel disconnected twice while the broker was sending the pod.
     ZtunnelQuarantined = 69, "ZTUNNEL_QUARANTINED", "Check ztunnel's log for errors about the pod; inpod retries it, at growing intervals.";
-    /// The broker has no session with the given id.
-    SessionUnknown = 70, "SESSION_UNKNOWN", "Read the sessions again: ztunnel has reconnected, or the broker was restarted.";
     /// Another agent redirected the pod, with rules that inpod can neither see nor replace.
     LegacyRules = 71, "LEGACY_RULES", "Restart the pod; until then it stays in the mesh as the other agent left it.";
 }

@@ -1,6 +1,6 @@
 //! Read access for callers, watchers and metrics.
 
-use std::{sync::Arc, time::Instant};
+use std::time::Instant;
 
 use inpod_types::Workload;
 use tokio::sync::broadcast;
@@ -9,7 +9,7 @@ use super::Hub;
 use crate::{
     quarantine::Suspicion,
     session::Stage,
-    session_view::{Event, Progress, SessionView, WorkloadView},
+    session_view::{Progress, SessionView, WorkloadView},
     state::State,
 };
 
@@ -18,7 +18,6 @@ use crate::{
 pub struct Status {
     pub seeded: bool,
     pub sessions: Vec<SessionView>,
-    pub workloads: Vec<WorkloadView>,
 }
 
 #[derive(Debug)]
@@ -84,20 +83,15 @@ impl Hub {
     }
 
     /// Returns the current state and a receiver of later changes.
-    pub fn watch(&self) -> (Status, broadcast::Receiver<Arc<Event>>) {
+    pub fn watch(&self) -> (Status, broadcast::Receiver<SessionView>) {
         let state = self.lock();
         (status(&state), self.events.subscribe())
     }
 }
 
 fn status(state: &State) -> Status {
-    let sessions = state.session_views();
-    let greeted = state.sessions().greeted();
     Status {
         seeded: state.desired().is_seeded(),
-        workloads: greeted
-            .flat_map(|(id, _)| state.workload_views(id))
-            .collect(),
-        sessions,
+        sessions: state.session_views(),
     }
 }

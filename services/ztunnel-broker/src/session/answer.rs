@@ -30,7 +30,6 @@ impl Session {
         let in_flight = self.in_flight.take().ok_or(SessionEnd::Unsolicited)?;
         let answered = self.credit(in_flight.subject, answer, now);
         if let Some((uid, _)) = &answered {
-            self.unreported.remove(uid);
             // The desired state may have changed while the message was in flight.
             self.queue.push_urgent(uid);
         }

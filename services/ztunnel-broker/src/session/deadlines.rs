@@ -7,15 +7,9 @@ use super::{Phase, Session, SessionEnd, SessionInputs};
 impl Session {
     /// Returns when [`Self::check_deadline`] or [`Self::next`] has to be called even if nothing happens.
     pub fn wake_at(&self, inputs: SessionInputs<'_>) -> Option<Instant> {
-        if self.renewed {
-            return Some(self.since);
-        }
         match (&self.phase, &self.in_flight) {
             (Phase::Connected, _) => Some(self.since + self.ack_timeout),
-            (_, Some(in_flight)) => {
-                let deadline = in_flight.since + self.ack_timeout;
-                Some(self.report_at().map_or(deadline, |at| at.min(deadline)))
-            }
+            (_, Some(in_flight)) => Some(in_flight.since + self.ack_timeout),
             (phase, None) => {
                 let snapshot = matches!(phase, Phase::Snapshot(_));
                 let fetch_deadline = inputs.desired.fetch_deadline().filter(|_| snapshot);
@@ -34,11 +28,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// If the ztunnel was silent for too long, or RenewSession was called.
+    /// If the ztunnel was silent for too long.
     pub fn check_deadline(&self, now: Instant) -> Result<(), SessionEnd> {
-        if self.renewed {
-            return Err(SessionEnd::Renewed);
-        }
         match (&self.phase, &self.in_flight) {
             (Phase::Connected, _) if now >= self.since + self.ack_timeout => {
                 Err(SessionEnd::NoHello(self.ack_timeout))

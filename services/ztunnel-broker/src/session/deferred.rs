@@ -71,10 +71,9 @@ impl Session {
         self.deferred.iter().map(due).min()
     }
 
-    /// The pod of the unanswered message, unless RenewSession closed the session.
+    /// The pod of the unanswered message.
     pub fn suspect(&self) -> Option<(&PodUid, LostDuring)> {
         match &self.in_flight.as_ref()?.subject {
-            _ if self.renewed => None,
             Subject::Add { uid, .. } => Some((uid, LostDuring::Add)),
             Subject::Keep(uid, _) => Some((uid, LostDuring::Keep)),
             Subject::Del(_, _) | Subject::SnapshotSent => None,

@@ -366,33 +366,6 @@ fn a_session_without_work_needs_no_clock() {
 }
 
 #[test]
-fn a_change_is_reported_by_its_response_or_after_a_second_without_one() {
-    let mut script = Script::live(vec![]);
-    script.put(workload("c", "p", 1, 1));
-    assert_eq!(script.next(), "add p as p in 1");
-    let (uid, sandbox) = (uid("p"), sandbox("c"));
-    script.session.note_change(&uid, &sandbox);
-    assert_eq!(script.session.take_unreported(script.now), Changes::new());
-    let late = script.now + Duration::from_secs(1);
-    assert_eq!(script.wake_at(), Some(late));
-    let changes = Changes::from([(uid.clone(), sandbox.clone())]);
-    assert_eq!(script.session.take_unreported(late), changes);
-    script.session.note_change(&uid, &sandbox);
-    script.ack();
-    assert_eq!(script.wake_at(), None);
-    assert_eq!(script.session.take_unreported(late), Changes::new());
-}
-
-#[test]
-fn a_change_without_a_message_is_reported_at_once() {
-    let mut script = Script::live(vec![]);
-    let (uid, sandbox) = (uid("p"), sandbox("c"));
-    script.session.note_change(&uid, &sandbox);
-    let changes = Changes::from([(uid, sandbox)]);
-    assert_eq!(script.session.take_unreported(script.now), changes);
-}
-
-#[test]
 fn a_session_counts_what_it_was_answered_and_what_it_is_still_owed() {
     let mut script = Script::greeted(vec![workload("c1", "p1", 1, 1), workload("c2", "p2", 2, 1)]);
     assert_eq!((script.session.queued(), script.session.serves()), (2, 0));

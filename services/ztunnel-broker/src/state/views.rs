@@ -1,8 +1,8 @@
-use inpod_types::{PodUid, SandboxRef};
+use inpod_types::PodUid;
 
 use super::State;
 use crate::{
-    session_view::{self, Event, SessionView, WorkloadView},
+    session_view::{self, SessionView, WorkloadView},
     sessions::SessionId,
 };
 
@@ -34,15 +34,7 @@ impl State {
 
     pub(super) fn report_session(&mut self, id: SessionId) {
         if let Some(slot) = self.sessions.get(id) {
-            let event = Event::Session(session_view::session(id, slot));
-            self.events.push(event);
-        }
-    }
-
-    pub(super) fn report_workload(&mut self, id: SessionId, uid: &PodUid, sandbox: &SandboxRef) {
-        if let Some(slot) = self.sessions.get(id) {
-            let view = session_view::workload(self.inputs(), id, &slot.session, uid, sandbox);
-            self.events.push(Event::Workload(view));
+            self.events.push(session_view::session(id, slot));
         }
     }
 }

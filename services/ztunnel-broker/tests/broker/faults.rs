@@ -245,15 +245,3 @@ async fn the_caller_of_a_pod_in_quarantine_receives_the_cause_and_the_wait() {
     assert_eq!(describe(&ztunnel.ack_next().await), "add p1");
     last.await.unwrap().unwrap();
 }
-
-#[tokio::test(start_paused = true)]
-async fn a_renewed_session_is_closed_and_its_ztunnel_receives_everything_again() {
-    let (bench, ztunnel) = Bench::live(vec![workload("c1", "p1", 0, 1)]).await;
-    let session = bench.hub.list().0.sessions[0].id;
-    assert!(bench.hub.renew(session).is_some());
-    assert!(ztunnel.hung_up(SOON).await);
-    assert!(bench.hub.renew(session).is_none(), "it is gone");
-    let ztunnel = bench.ztunnel().await;
-    assert_eq!(describe(&ztunnel.ack_next().await), "add p1");
-    assert_eq!(describe(&ztunnel.ack_next().await), "snapshot sent");
-}

@@ -14,8 +14,8 @@ use inpod_proto::{
     netconfig::v1::{FetchNetnsRequest, FetchNetnsResponse, fetch_netns_response},
     types::v1::{NetnsId, SandboxRef, WorkloadInfo},
     ztunnelbroker::v1::{
-        AddWorkloadRequest, ListWorkloadsRequest, RemoveWorkloadRequest, RenewSessionRequest,
-        SessionPhase, SetWorkloadsRequest, SetZtunnelsRequest, WatchSessionsRequest, Workload,
+        AddWorkloadRequest, ListWorkloadsRequest, RemoveWorkloadRequest, SessionPhase,
+        SetWorkloadsRequest, SetZtunnelsRequest, WatchSessionsRequest, Workload,
         watch_sessions_response::Event, ztunnel_broker_service_client::ZtunnelBrokerServiceClient,
     },
 };
@@ -37,9 +37,9 @@ pub(super) struct Subject {
     instance_id: String,
     revision: AtomicU64,
     netconfig: JoinHandle<()>,
-    _ztunnel: Running,
+    ztunnel: Running,
     _broker: Running,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Drop for Subject {
@@ -71,9 +71,9 @@ impl Subject {
             instance_id,
             revision: AtomicU64::new(workloads),
             netconfig,
-            _ztunnel: ztunnel,
+            ztunnel,
             _broker: broker,
-            _dir: dir,
+            dir,
         };
         subject.live().await?;
         Ok(subject)
@@ -138,8 +138,8 @@ impl Subject {
         Ok(took)
     }
 
-    /// Renews the session, and returns the time from the hello to the end of the snapshot.
-    pub(super) async fn snapshot(&self) -> anyhow::Result<Duration> {
+    /// Restarts the ztunnel, and returns the time from the hello to the end of the snapshot.
+    pub(super) async fn snapshot(&mut self) -> anyhow::Result<Duration> {
         let mut client = self.client.clone();
         let sessions = client.list_workloads(ListWorkloadsRequest {}).await?;
         let sessions = sessions.into_inner().sessions;
@@ -148,9 +148,7 @@ impl Subject {
             .watch_sessions(WatchSessionsRequest {})
             .await?
             .into_inner();
-        client
-            .renew_session(RenewSessionRequest { session_id })
-            .await?;
+        self.ztunnel = Running::ztunnel(&self.dir.path().join("ztunnel.sock"))?;
         let mut began = None;
         loop {
             let message = timeout(TIMEOUT, events.message()).await??;

@@ -267,13 +267,6 @@ impl ZtunnelBrokerService for Services {
     ) -> Answer<wire::SetZtunnelsResponse> {
         Err(Status::unimplemented("no part of the model"))
     }
-
-    async fn renew_session(
-        &self,
-        _: Request<wire::RenewSessionRequest>,
-    ) -> Answer<wire::RenewSessionResponse> {
-        Err(Status::unimplemented("no part of the model"))
-    }
 }
 
 fn set(node: &mut Node, revision: u64, all: Vec<Workload>) {

@@ -57,13 +57,6 @@ impl ZtunnelBrokerService for Waiting {
         no_part()
     }
 
-    async fn renew_session(
-        &self,
-        _: Request<wire::RenewSessionRequest>,
-    ) -> Result<Response<wire::RenewSessionResponse>, Status> {
-        no_part()
-    }
-
     async fn list_workloads(
         &self,
         _: Request<wire::ListWorkloadsRequest>,

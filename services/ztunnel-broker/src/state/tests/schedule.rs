@@ -22,7 +22,6 @@ pub(super) enum Op {
     Ack(usize),
     Refuse(usize),
     Misread(usize),
-    Renew(usize),
     Restart,
     Wait(u64),
 }
@@ -103,8 +102,7 @@ fn op(rng: &mut Rng) -> Op {
         23..=30 => Op::Ack(n),
         31..=32 => Op::Refuse(n),
         33 => Op::Misread(n),
-        34 => Op::Wait(rng.u64(1..8)),
-        _ => Op::Renew(n),
+        _ => Op::Wait(rng.u64(1..8)),
     }
 }
 

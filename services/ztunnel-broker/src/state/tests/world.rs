@@ -120,7 +120,6 @@ impl World {
             Op::Ack(n) => self.ack(n),
             Op::Refuse(n) => self.refuse(n),
             Op::Misread(n) => self.misread(n),
-            Op::Renew(n) => self.renew(n),
             Op::Restart => self.restart(),
             Op::Wait(seconds) => self.wait(Duration::from_secs(seconds)),
         }
@@ -328,14 +327,6 @@ impl World {
             let nack = Nack::parse("failure to read message : truncated");
             self.state.ack(id, nack, self.now).unwrap_err();
             self.disconnect(n, "it could not read a message");
-        }
-    }
-
-    fn renew(&mut self, n: usize) {
-        if let Some(id) = self.ztunnels[n].session {
-            self.state.renew(id).unwrap();
-            self.state.check_deadline(id, self.now).unwrap_err();
-            self.disconnect(n, "renewed");
         }
     }
 
