@@ -31,7 +31,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "undo_reserve_seconds",
         default: Some("3"),
-        help: "How much of its caller's deadline an AddWorkload that finds no ztunnel leaves for the rollback",
+        help: "How much of its caller's deadline an AddWorkload that finds no ztunnel leaves for the caller to undo its steps",
     },
 ];
 

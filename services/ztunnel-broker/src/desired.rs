@@ -122,7 +122,7 @@ impl Desired {
         changes.extend(self.insert_entry(workload, descriptor, now));
     }
 
-    /// Adds a workload and returns the replaced entry.
+    /// Adds a workload. Repeating an add only completes its descriptor.
     ///
     /// # Errors
     ///
@@ -132,11 +132,14 @@ impl Desired {
         workload: Workload,
         descriptor: Descriptor,
         now: Instant,
-    ) -> Result<(Option<Entry>, Changes), ChangeError> {
+    ) -> Result<Changes, ChangeError> {
         self.check_add(&workload)?;
-        let previous = self.entries.get(&workload.sandbox).cloned();
-        let changes = self.insert_entry(workload, Some(descriptor), now);
-        Ok((previous, changes))
+        match self.entries.get(&workload.sandbox) {
+            Some(known) if known.workload == workload => {
+                Ok(self.store(&workload.sandbox, descriptor))
+            }
+            Some(_) | None => Ok(self.insert_entry(workload, Some(descriptor), now)),
+        }
     }
 
     pub fn check_add(&self, workload: &Workload) -> Result<(), ChangeError> {
@@ -165,15 +168,6 @@ impl Desired {
         let changes = self.remove_entry(sandbox);
         self.tombstones.insert(sandbox.clone(), revision);
         Ok(changes)
-    }
-
-    /// Restores the entry that [`Self::add`] has replaced.
-    pub fn restore(&mut self, sandbox: &SandboxRef, previous: Option<Entry>) -> Changes {
-        let mut changes = self.remove_entry(sandbox);
-        if let Some(entry) = previous {
-            changes.extend(self.insert_entry(entry.workload, entry.descriptor, entry.since));
-        }
-        changes
     }
 
     /// Stores a fetched descriptor if the workload still needs the descriptor.

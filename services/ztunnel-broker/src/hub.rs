@@ -28,7 +28,6 @@ use crate::{
     metrics::Metrics,
     nack::Nack,
     peer::Peer,
-    pending::Ticket,
     session::{Answered, Session, SessionEnd, Stage},
     session_view::SessionView,
     sessions::SessionId,
@@ -52,7 +51,7 @@ pub struct Hub {
     state: Mutex<State>,
     descriptors: Descriptors,
     changed: watch::Sender<()>,
-    /// Notified when descriptors may be missing: after a new set, and after a failed add restored a workload.
+    /// Notified when descriptors may be missing: after a new set.
     missing: Notify,
     events: broadcast::Sender<SessionView>,
     metrics: Metrics,
@@ -93,29 +92,15 @@ impl Hub {
         self.missing.notify_one();
     }
 
-    /// Adds a workload and waits until `deadline` for the first positive acknowledgement. Without an acknowledgement,
-    /// or if the future is dropped, the desired set is restored.
-    pub async fn add(
-        self: &Arc<Self>,
-        workload: Workload,
-        deadline: Instant,
-    ) -> Result<SessionId, AddError> {
+    /// Adds a workload and waits until `deadline` for the first positive acknowledgement. The workload stays desired
+    /// without one, and after the future is dropped.
+    pub async fn add(&self, workload: Workload, deadline: Instant) -> Result<SessionId, AddError> {
         let descriptor = self.descriptor_of(&workload, deadline).await?;
-        let ticket = self.update(|state, now| state.add(workload, descriptor, now))?;
-        let mut waiter = Waiter {
-            hub: Arc::clone(self),
-            ticket: Some(ticket.clone()),
-        };
-        let mut outcome = ticket.outcome.clone();
-        // `finish_add` finds out whether the add was decided or the wait timed out.
-        drop(timeout_at(deadline, outcome.wait_for(Option::is_some)).await);
-        waiter.ticket = None;
-        let outcome = self.with_state(|state, now| state.finish_add(&ticket, now));
-        if outcome.is_err() {
-            self.changed.send_replace(());
-            self.missing.notify_one();
-        }
-        Ok(outcome?)
+        let mut ticket = self.update(|state, now| state.add(workload, descriptor, now))?;
+        let outcome = ticket.outcome.wait_for(Option::is_some);
+        // The state knows the outcome, or why there is none at the deadline.
+        drop(timeout_at(deadline, outcome).await);
+        Ok(self.with_state(|state, now| state.outcome(&ticket, now))?)
     }
 
     async fn descriptor_of(
@@ -285,20 +270,4 @@ fn ztunnel_condition(state: &State) -> Result<(), String> {
         return Ok(());
     }
     Err(NO_ZTUNNEL.to_owned())
-}
-
-/// A caller that waits for an add. The value is dropped with its ticket if the caller has gone.
-struct Waiter {
-    hub: Arc<Hub>,
-    ticket: Option<Ticket>,
-}
-
-impl Drop for Waiter {
-    fn drop(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
-            self.hub
-                .update(|state, now| state.abandon_add(&ticket, now));
-            self.hub.missing.notify_one();
-        }
-    }
 }

@@ -224,7 +224,7 @@ mod tests {
 
         fn time_out(&mut self, ticket: &Ticket) -> Unserved {
             assert_eq!(*ticket.outcome.borrow(), None);
-            self.state.finish_add(ticket, self.now).unwrap_err()
+            self.state.outcome(ticket, self.now).unwrap_err()
         }
     }
 

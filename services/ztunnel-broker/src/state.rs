@@ -9,13 +9,13 @@ use inpod_types::{PodUid, Revision, SandboxRef, Workload};
 
 use crate::{
     descriptors::Descriptor,
-    desired::{ChangeError, Changes, Desired, Entry},
+    desired::{ChangeError, Changes, Desired},
     message::Message,
     nack::Nack,
     next_message::PodState,
     outcome::{self, Awaited, Evidence, Outcome, Unserved},
     peer::Peer,
-    pending::{PendingAdds, Ticket, Undo},
+    pending::{PendingAdds, Ticket},
     quarantine::Quarantine,
     session::{Answered, Record, Session, SessionEnd, SessionInputs},
     session_view::{self, SessionView},
@@ -67,14 +67,12 @@ impl State {
     }
 
     pub fn set(&mut self, revision: Revision, all: Vec<Workload>, now: Instant) {
-        for workload in &all {
-            self.pending.confirm(&workload.sandbox, workload.revision);
-        }
         let changes = self.desired.set(revision, all, now);
         self.queue(&changes, now);
     }
 
-    /// Adds a workload; the ticket receives the outcome.
+    /// Adds a workload, which stays desired whatever the outcome, until the workload is removed or a set lacks it. The
+    /// ticket receives the outcome.
     ///
     /// # Errors
     ///
@@ -85,52 +83,24 @@ impl State {
         descriptor: Descriptor,
         now: Instant,
     ) -> Result<Ticket, ChangeError> {
-        self.desired.check_add(&workload)?;
         let awaited = Awaited::new(&workload, descriptor.netns());
-        let desired = self.desired.get(&workload.sandbox);
-        let (undo, changes) = if desired.is_some_and(|entry| awaited.matches(entry)) {
-            let changes = self.desired.store(&workload.sandbox, descriptor);
-            (Undo::Nothing, changes)
-        } else {
-            let (previous, changes) = self.desired.add(workload, descriptor, now)?;
-            (Undo::Restore(previous.map(Box::new)), changes)
-        };
+        let changes = self.desired.add(workload, descriptor, now)?;
         for session in self.sessions.iter_mut() {
             changes.keys().for_each(|uid| session.queue_urgent(uid));
             session.retry_now(&awaited.uid, now);
         }
-        let ticket = self.pending.join(awaited, undo);
-        self.decide_on(|uid| *uid == ticket.awaited.uid, now);
-        self.publish(&changes, now);
+        let ticket = self.pending.wait(awaited);
+        self.decide_on(
+            |uid| changes.contains_key(uid) || *uid == ticket.awaited.uid,
+            now,
+        );
         Ok(ticket)
     }
 
-    /// Ends a wait and returns the current outcome. If no caller was answered with success, the set is restored and the
-    /// sessions bring the ztunnels back to the restored set.
-    pub fn finish_add(&mut self, ticket: &Ticket, now: Instant) -> Outcome {
+    /// Returns the outcome of an add, or the reason why none was reached until now.
+    pub fn outcome(&self, ticket: &Ticket, now: Instant) -> Outcome {
         let outcome = ticket.outcome.borrow().clone();
-        let outcome = outcome
-            .unwrap_or_else(|| Err(outcome::timeout_cause(&self.sessions, &ticket.awaited, now)));
-        self.stop_waiting(ticket, outcome.is_ok(), now);
-        outcome
-    }
-
-    /// Ends the wait of a gone caller.
-    pub fn abandon_add(&mut self, ticket: &Ticket, now: Instant) {
-        self.stop_waiting(ticket, false, now);
-    }
-
-    fn stop_waiting(&mut self, ticket: &Ticket, served: bool, now: Instant) {
-        let undo = self.pending.leave(ticket, served);
-        let Undo::Restore(previous) = undo else {
-            return;
-        };
-        let sandbox = &ticket.awaited.sandbox;
-        let unchanged = |entry: &Entry| ticket.awaited.matches(entry);
-        if !self.stopping && self.desired.get(sandbox).is_some_and(unchanged) {
-            let changes = self.desired.restore(sandbox, previous.map(|entry| *entry));
-            self.queue_urgent(&changes, now);
-        }
+        outcome.unwrap_or_else(|| Err(outcome::timeout_cause(&self.sessions, &ticket.awaited, now)))
     }
 
     /// Removes a workload from the set.
@@ -275,13 +245,16 @@ impl State {
         self.decide(now);
     }
 
-    fn decide(&self, now: Instant) {
+    fn decide(&mut self, now: Instant) {
         self.decide_on(|_| true, now);
     }
 
-    fn decide_on(&self, is_concerned: impl Fn(&PodUid) -> bool, now: Instant) {
+    fn decide_on(&mut self, is_concerned: impl Fn(&PodUid) -> bool, now: Instant) {
         let evidence = Evidence {
-            inputs: self.inputs(),
+            inputs: SessionInputs {
+                desired: &self.desired,
+                quarantine: &self.quarantine,
+            },
             sessions: &self.sessions,
         };
         self.pending.decide(&evidence, is_concerned, now);

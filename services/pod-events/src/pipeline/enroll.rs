@@ -23,7 +23,7 @@ use crate::{
     timeline::Timeline,
 };
 
-/// The part of the caller's time reserved for undoing. The broker reserves the same time of its own deadline.
+/// The part of the caller's time reserved for undoing. The broker answers that much before its own deadline.
 const UNDO_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The time for which a cancelled ADD waits for netconfig's answer. Usually the answer comes in time, and the undo then
@@ -259,7 +259,7 @@ impl Pipeline {
         if let Some(permit) = &mut context.permit {
             permit.release();
         }
-        // The broker reserves its own time for undoing, and undoes a dropped call.
+        // The broker answers early enough for the undo, which also removes the workload of a failed or dropped call.
         let add = self
             .clients
             .add_workload(broker, &workload, context.deadline);

@@ -32,8 +32,8 @@ impl Pipeline {
     ///
     /// # Errors
     ///
-    /// The broker's failure, or a transient reason if a command for the pod cancels the wait. The workload may be
-    /// missing from the desired set then, so the caller has to repeat the call until success.
+    /// The broker's failure, or a transient reason if a command for the pod cancels the wait. The workload may not be
+    /// served then, so the caller has to repeat the call until success.
     pub async fn readd_workload(
         &self,
         record: &mut Record,

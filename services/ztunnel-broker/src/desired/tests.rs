@@ -104,15 +104,3 @@ fn a_descriptor_of_another_netns_is_not_kept() {
     assert_eq!(desired.store(&sandbox("c1"), descriptor(1)).len(), 1);
     assert_eq!(desired.missing().count(), 0);
 }
-
-#[test]
-fn restoring_puts_the_earlier_netns_back() {
-    let mut desired = seeded(vec![]);
-    add(&mut desired, workload("c1", "p", 1, 1)).unwrap();
-    let (previous, _) = desired
-        .add(workload("c1", "p", 2, 2), descriptor(2), Instant::now())
-        .unwrap();
-    desired.restore(&sandbox("c1"), previous);
-    let current = desired.current(&uid("p")).unwrap();
-    assert_eq!(current.descriptor().unwrap().netns().inode, 1);
-}

@@ -60,7 +60,7 @@ impl Script {
 
     fn put(&mut self, it: Workload) {
         let inode = it.netns.unwrap().inode;
-        let (_, changes) = self.desired.add(it, descriptor(inode), self.now).unwrap();
+        let changes = self.desired.add(it, descriptor(inode), self.now).unwrap();
         changes
             .keys()
             .for_each(|uid| self.session.queue_urgent(uid));

@@ -122,7 +122,7 @@ async fn an_add_without_any_ztunnel_fails_in_its_callers_time() {
         .unwrap_err();
     assert_eq!(reason(error), Reason::ZtunnelNeverConnected);
     assert!(start.elapsed() < wait + Duration::from_secs(1));
-    assert!(bench.hub.list().1.is_empty(), "the set is as before");
+    assert_eq!(bench.hub.list().1.len(), 1, "it stays desired");
 }
 
 #[tokio::test(start_paused = true)]
@@ -182,26 +182,22 @@ async fn an_unfinished_snapshot_is_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_add_that_ran_out_of_time_is_undone_after_its_late_acknowledgement() {
+async fn an_add_stays_desired_without_time_and_without_its_caller_until_it_is_removed() {
     let (bench, ztunnel) = Bench::live(vec![]).await;
-    let add = bench.add(workload("c1", "p1", 0, 1), Duration::from_secs(3));
+    let late = bench.add(workload("c1", "p1", 0, 1), Duration::from_secs(3));
     assert_eq!(describe(&ztunnel.next().await.0), "add p1");
-    assert!(add.await.unwrap().is_err());
+    assert!(late.await.unwrap().is_err());
+    let gone = bench.add(workload("c2", "p2", 1, 2), LONG);
+    tokio::time::sleep(SOON).await;
+    gone.abort();
+    assert!(gone.await.unwrap_err().is_cancelled());
     ztunnel.ack().await;
-    assert_eq!(describe(&ztunnel.ack_next().await), "del p1");
+    assert_eq!(describe(&ztunnel.ack_next().await), "add p2");
     assert!(ztunnel.within(LONG).await.is_none());
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_add_whose_caller_went_away_is_undone() {
-    let (bench, ztunnel) = Bench::live(vec![]).await;
-    let add = bench.add(workload("c1", "p1", 0, 1), LONG);
-    assert_eq!(describe(&ztunnel.next().await.0), "add p1");
-    add.abort();
-    assert!(add.await.unwrap_err().is_cancelled());
-    assert!(bench.hub.list().1.is_empty());
-    ztunnel.ack().await;
+    bench.remove("c1", 3);
     assert_eq!(describe(&ztunnel.ack_next().await), "del p1");
+    bench.remove("c2", 4);
+    assert_eq!(describe(&ztunnel.ack_next().await), "del p2");
 }
 
 #[tokio::test(start_paused = true)]
@@ -233,6 +229,7 @@ async fn a_long_refusal_is_read_whole_reported_and_taken_back() {
     );
     assert_eq!(message(error), expected);
     assert_eq!(describe(&ztunnel.ack_next().await), "del p1");
+    bench.remove("c1", 2);
     assert!(
         ztunnel.within(LONG).await.is_none(),
         "it is not in the set, so it is not tried again"
@@ -345,7 +342,7 @@ async fn a_stopping_broker_hangs_up_without_a_message() {
     assert_eq!(
         bench.hub.list().1.len(),
         2,
-        "nothing is undone on the way out"
+        "nothing is removed on the way out"
     );
 }
 

@@ -61,30 +61,6 @@ fn check_listeners_stay(node: &mut Node, sandbox: &SandboxRef) {
     }
 }
 
-/// Restores the desired set unless the add was acknowledged or a later change superseded it.
-struct Undo {
-    node: SharedNode,
-    added: Workload,
-    previous: Option<Workload>,
-    is_done: bool,
-}
-
-impl Drop for Undo {
-    fn drop(&mut self) {
-        let mut node = self.node.lock();
-        let entries = &mut node.broker.entries;
-        let sandbox = &self.added.sandbox;
-        if self.is_done || entries.get(sandbox) != Some(&self.added) {
-            return;
-        }
-        entries.remove(sandbox);
-        if let Some(previous) = self.previous.take() {
-            entries.insert(sandbox.clone(), previous);
-        }
-        node.serve();
-    }
-}
-
 /// Returns whether ztunnel has acknowledged the workload; `None` while the answer is open.
 fn outcome(node: &Node, added: &Workload) -> Option<Result<(), Failure>> {
     let broker = &node.broker;
@@ -107,7 +83,7 @@ async fn add(
     workload: Workload,
     until: Instant,
 ) -> Result<(), Failure> {
-    let (mut changed, mut undo) = {
+    let mut changed = {
         let mut node_now = node.lock();
         check_instance(&node_now, &instance)?;
         check_change(&node_now, &workload.sandbox, workload.revision.0)?;
@@ -121,23 +97,15 @@ async fn add(
                 "the pod has a newer sandbox",
             ));
         }
-        let previous = entries.insert(workload.sandbox.clone(), workload.clone());
+        entries.insert(workload.sandbox.clone(), workload.clone());
         node_now.broker.refused.remove(&workload.sandbox);
         let changed = node_now.broker.changed.subscribe();
         node_now.serve();
-        let undo = Undo {
-            node: node.clone(),
-            added: workload,
-            previous,
-            is_done: false,
-        };
-        (changed, undo)
+        changed
     };
     loop {
         changed.mark_unchanged();
-        let outcome = outcome(&node.lock(), &undo.added);
-        if let Some(outcome) = outcome {
-            undo.is_done = outcome.is_ok();
+        if let Some(outcome) = outcome(&node.lock(), &workload) {
             return outcome;
         }
         if timeout_at(until, changed.changed()).await.is_err() {

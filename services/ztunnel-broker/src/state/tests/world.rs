@@ -24,7 +24,6 @@ const LONG: Duration = Duration::from_secs(4000);
 /// A caller that waits for an add.
 struct Waiting {
     ticket: Ticket,
-    serial: u64,
     decided: bool,
 }
 
@@ -106,11 +105,7 @@ impl World {
             Op::Add { it, behind } => self.add(&it, behind),
             Op::Remove { container, behind } => self.remove(container, behind),
             Op::Conclude(n) if n < self.waiting.len() => self.finish(n),
-            Op::Abandon(n) if n < self.waiting.len() => {
-                let waiting = self.waiting.remove(n);
-                self.state.abandon_add(&waiting.ticket, self.now);
-                self.end_add(&waiting, false);
-            }
+            Op::Abandon(n) if n < self.waiting.len() => drop(self.waiting.remove(n)),
             Op::Conclude(_) | Op::Abandon(_) => {}
             Op::Fetch(n) => self.fetch(Some(n)),
             Op::Connect(n) => self.connect(n),
@@ -140,12 +135,12 @@ impl World {
             let netns = after.as_ref().and_then(|after| after.netns);
             before.remove(&sandbox);
             if after == Some(Workload { netns, ..workload }) {
-                self.expected.settle(&sandbox, after);
+                self.expected.change(&sandbox, after);
             }
         }
         for sandbox in before {
             if self.state.desired().get(&sandbox).is_none() {
-                self.expected.settle(&sandbox, None);
+                self.expected.change(&sandbox, None);
             }
         }
     }
@@ -158,14 +153,10 @@ impl World {
         let workload = self.workload(&given, behind);
         let sandbox = workload.sandbox.clone();
         let descriptor = fixture::descriptor(workload.netns.unwrap().inode);
-        let last = self.expected.last_serial(&sandbox);
-        let mut earlier = self.waiting.iter().filter(|it| it.serial == last);
-        let outcome = earlier.find_map(|it| it.ticket.outcome.borrow().clone());
         if let Ok(ticket) = self.state.add(workload.clone(), descriptor, self.now) {
-            let serial = self.expected.add(workload, outcome.as_ref());
+            self.expected.change(&sandbox, Some(workload));
             self.waiting.push(Waiting {
                 ticket,
-                serial,
                 decided: false,
             });
         }
@@ -176,27 +167,16 @@ impl World {
         let sandbox = fixture::sandbox(&format!("c{container}"));
         let revision = Revision(self.revision - behind);
         if self.state.remove(&sandbox, revision, self.now).is_ok() {
-            self.expected.settle(&sandbox, None);
+            self.expected.change(&sandbox, None);
         }
     }
 
     fn finish(&mut self, n: usize) {
         let waiting = self.waiting.remove(n);
-        let served = self.state.finish_add(&waiting.ticket, self.now).is_ok();
-        self.reached.served += u64::from(served);
-        self.reached.unserved += u64::from(!served);
-        self.end_add(&waiting, served);
-    }
-
-    fn end_add(&mut self, ended: &Waiting, served: bool) {
-        let mut others = self.waiting.iter();
-        if served || !others.any(|it| it.serial == ended.serial) {
-            let sandbox = &ended.ticket.awaited.sandbox;
-            self.reached.superseded +=
-                u64::from(self.expected.last_serial(sandbox) != ended.serial);
-            self.expected.end_add(sandbox, ended.serial, served);
-        }
-        self.check_calls();
+        let outcome = self.state.outcome(&waiting.ticket, self.now);
+        self.reached.served += u64::from(outcome.is_ok());
+        self.reached.unserved += u64::from(outcome.is_err());
+        self.reached.superseded += u64::from(outcome == Err(Unserved::Superseded));
     }
 
     /// Checks the desired set, and each newly decided add at once, because the add's ztunnel may be gone later.
@@ -337,7 +317,6 @@ impl World {
         let all: Vec<_> = desired.entries().map(|it| it.workload().clone()).collect();
         self.state = State::new(TIMEOUT);
         self.waiting.clear();
-        self.expected.settle_all();
         for ztunnel in &mut self.ztunnels {
             ztunnel.session = None;
         }

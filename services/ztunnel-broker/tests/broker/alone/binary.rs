@@ -132,6 +132,7 @@ async fn the_broker_serves_its_callers_and_its_ztunnel_and_stops_without_a_messa
 
     let ztunnel = Ztunnel::connect(&dir.path().join("ztunnel.sock")).await;
     ztunnel.send(b"\x08\x01").await;
+    assert_eq!(describe(&ztunnel.ack_next().await), "add p1");
     assert_eq!(describe(&ztunnel.ack_next().await), "snapshot sent");
     let adding = tokio::spawn(add(client.clone(), id.clone(), 2, SOON));
     assert_eq!(describe(&ztunnel.ack_next().await), "add p2");
