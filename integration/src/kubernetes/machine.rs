@@ -81,11 +81,11 @@ impl Machine {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the machine, and waits until Kubernetes reports a ready node.
+    /// Starts the machine, and waits until Kubernetes reports a ready node. A busy machine takes minutes for the images.
     pub fn boot(&self) -> anyhow::Result<()> {
         self.start()?;
         let began = SystemTime::now();
-        eventually("the node is ready", LONG, || {
+        eventually("the node is ready", 3 * LONG, || {
             let node = self.server.get(&format!("/api/v1/nodes/{NODE}"))?;
             ensure!(
                 is(&node, "Ready"),
