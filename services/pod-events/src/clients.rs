@@ -39,10 +39,13 @@ const MAX_CONCURRENT_SEARCHES: usize = 4;
 
 const LEAVE_NODE_TIMEOUT: Duration = Duration::from_secs(15);
 
+type Netconfig = NetconfigServiceClient<Transport>;
+type Broker = ZtunnelBrokerServiceClient<Transport>;
+
 #[derive(Clone, Debug)]
 pub struct Clients {
-    netconfig: NetconfigServiceClient<Transport>,
-    broker: ZtunnelBrokerServiceClient<Transport>,
+    netconfig: Netconfig,
+    broker: Broker,
     capture: Arc<Capture>,
     /// Limits concurrent searches, because each search reads all processes of the node.
     searches: Arc<Semaphore>,
@@ -133,18 +136,42 @@ impl Clients {
         capture: Capture,
     ) -> Self {
         Self {
-            netconfig: NetconfigServiceClient::new(netconfig.into()),
-            broker: ZtunnelBrokerServiceClient::new(broker.into()),
+            netconfig: Netconfig::new(netconfig.into()),
+            broker: Broker::new(broker.into()),
             capture: Arc::new(capture),
             searches: Arc::new(Semaphore::new(MAX_CONCURRENT_SEARCHES)),
         }
     }
 
+    /// Calls a method of netconfig.
+    async fn netconfig<M, T>(
+        &self,
+        method: impl AsyncFnOnce(&mut Netconfig, Request<M>) -> Result<Response<T>, Status>,
+        message: M,
+        deadline: Instant,
+    ) -> Result<T, Failure> {
+        let mut client = self.netconfig.clone();
+        let answer = method(&mut client, request(message, deadline));
+        call("netconfig", deadline, answer).await
+    }
+
+    /// Calls a method of the broker.
+    async fn broker<M, T>(
+        &self,
+        method: impl AsyncFnOnce(&mut Broker, Request<M>) -> Result<Response<T>, Status>,
+        message: M,
+        deadline: Instant,
+    ) -> Result<T, Failure> {
+        let mut client = self.broker.clone();
+        let answer = method(&mut client, request(message, deadline));
+        call("ztunnel-broker", deadline, answer).await
+    }
+
     pub async fn leave_node(&self) -> Result<(), Failure> {
         let deadline = Instant::now() + LEAVE_NODE_TIMEOUT;
-        let mut client = self.netconfig.clone();
-        let request = request(netconfig::LeaveNodeRequest {}, deadline);
-        call("netconfig", deadline, client.leave_node(request)).await?;
+        let message = netconfig::LeaveNodeRequest {};
+        self.netconfig(Netconfig::leave_node, message, deadline)
+            .await?;
         Ok(())
     }
 
@@ -160,13 +187,9 @@ impl Clients {
             netns: Some(netns.into()),
             addresses: addresses_to(addresses),
         };
-        let mut client = self.netconfig.clone();
-        let claimed = call(
-            "netconfig",
-            deadline,
-            client.claim_netns(request(message, deadline)),
-        )
-        .await?;
+        let claimed = self
+            .netconfig(Netconfig::claim_netns, message, deadline)
+            .await?;
         let invalid = |error| invalid_response("netconfig", &error);
         Ok(ClaimedNetns {
             id: required("netns", claimed.netns).map_err(invalid)?,
@@ -178,13 +201,8 @@ impl Clients {
         let message = netconfig::ReleaseNetnsRequest {
             sandbox: Some(sandbox.into()),
         };
-        let mut client = self.netconfig.clone();
-        call(
-            "netconfig",
-            deadline,
-            client.release_netns(request(message, deadline)),
-        )
-        .await?;
+        self.netconfig(Netconfig::release_netns, message, deadline)
+            .await?;
         Ok(())
     }
 
@@ -200,13 +218,9 @@ impl Clients {
                 probe_addresses(&record.addresses)
             },
         };
-        let mut client = self.netconfig.clone();
-        let applied = call(
-            "netconfig",
-            deadline,
-            client.apply_rules(request(message, deadline)),
-        )
-        .await?;
+        let applied = self
+            .netconfig(Netconfig::apply_rules, message, deadline)
+            .await?;
         Ok(applied.fingerprint)
     }
 
@@ -219,13 +233,8 @@ impl Clients {
             sandbox: Some((&record.sandbox).into()),
             redirection: Some(record.redirection.to_wire(&self.capture)),
         };
-        let mut client = self.netconfig.clone();
-        call(
-            "netconfig",
-            deadline,
-            client.verify_rules(request(message, deadline)),
-        )
-        .await
+        self.netconfig(Netconfig::verify_rules, message, deadline)
+            .await
     }
 
     /// Removes rules and returns the number of captured connections.
@@ -239,13 +248,9 @@ impl Clients {
             sandbox: Some(sandbox.into()),
             phase: phase.into(),
         };
-        let mut client = self.netconfig.clone();
-        let removed = call(
-            "netconfig",
-            deadline,
-            client.remove_rules(request(message, deadline)),
-        )
-        .await?;
+        let removed = self
+            .netconfig(Netconfig::remove_rules, message, deadline)
+            .await?;
         Ok(removed.captured_flows)
     }
 
@@ -295,25 +300,16 @@ impl Clients {
         message: netconfig::InspectNetnsRequest,
         deadline: Instant,
     ) -> Result<netconfig::InspectNetnsResponse, Failure> {
-        let mut client = self.netconfig.clone();
-        call(
-            "netconfig",
-            deadline,
-            client.inspect_netns(request(message, deadline)),
-        )
-        .await
+        self.netconfig(Netconfig::inspect_netns, message, deadline)
+            .await
     }
 
     pub async fn list_claims(&self, deadline: Instant) -> Result<Vec<SandboxRef>, Failure> {
-        let mut client = self.netconfig.clone();
         let message = netconfig::ListClaimsRequest {};
-        let claims = call(
-            "netconfig",
-            deadline,
-            client.list_claims(request(message, deadline)),
-        )
-        .await?
-        .claims;
+        let claims = self
+            .netconfig(Netconfig::list_claims, message, deadline)
+            .await?
+            .claims;
         let sandboxes = claims
             .into_iter()
             .map(|claim| required("sandbox", claim.sandbox));

@@ -5,7 +5,7 @@ use inpod_types::{Failure, PodUid, Revision, SandboxRef, Workload};
 use tokio::time::Instant;
 use tonic::{Response, Streaming};
 
-use super::{Clients, call, request, to_failure};
+use super::{Broker, Clients, to_failure};
 use crate::checkpoint::Record;
 
 impl Clients {
@@ -20,13 +20,7 @@ impl Clients {
             instance_id: instance_id.to_owned(),
             workload: Some(workload.into()),
         };
-        let mut client = self.broker.clone();
-        call(
-            "ztunnel-broker",
-            deadline,
-            client.add_workload(request(message, deadline)),
-        )
-        .await?;
+        self.broker(Broker::add_workload, message, deadline).await?;
         Ok(())
     }
 
@@ -43,13 +37,8 @@ impl Clients {
             sandbox: Some(sandbox.into()),
             revision: revision.0,
         };
-        let mut client = self.broker.clone();
-        call(
-            "ztunnel-broker",
-            deadline,
-            client.remove_workload(request(message, deadline)),
-        )
-        .await?;
+        self.broker(Broker::remove_workload, message, deadline)
+            .await?;
         Ok(())
     }
 
@@ -65,13 +54,8 @@ impl Clients {
             revision: revision.0,
             workloads: workloads.iter().map(Into::into).collect(),
         };
-        let mut client = self.broker.clone();
-        call(
-            "ztunnel-broker",
-            deadline,
-            client.set_workloads(request(message, deadline)),
-        )
-        .await?;
+        self.broker(Broker::set_workloads, message, deadline)
+            .await?;
         Ok(())
     }
 
@@ -85,9 +69,7 @@ impl Clients {
             instance_id: instance_id.to_owned(),
             pod_uids: pods.iter().map(|uid| uid.as_str().to_owned()).collect(),
         };
-        let mut client = self.broker.clone();
-        let answer = client.set_ztunnels(request(message, deadline));
-        call("ztunnel-broker", deadline, answer).await?;
+        self.broker(Broker::set_ztunnels, message, deadline).await?;
         Ok(())
     }
 
@@ -96,14 +78,8 @@ impl Clients {
         &self,
         deadline: Instant,
     ) -> Result<broker::ListWorkloadsResponse, Failure> {
-        let mut client = self.broker.clone();
         let message = broker::ListWorkloadsRequest {};
-        call(
-            "ztunnel-broker",
-            deadline,
-            client.list_workloads(request(message, deadline)),
-        )
-        .await
+        self.broker(Broker::list_workloads, message, deadline).await
     }
 
     pub async fn watch_sessions(

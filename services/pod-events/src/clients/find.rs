@@ -4,7 +4,7 @@ use inpod_proto::{netconfig::v1 as netconfig, required};
 use inpod_types::{Failure, NetnsId, NetnsRef, PodUid, Reason, SandboxRef};
 use tokio::time::{Instant, timeout_at};
 
-use super::{Clients, call, invalid_response, probe_addresses, request};
+use super::{Clients, Netconfig, invalid_response, probe_addresses};
 
 #[derive(Clone, Debug)]
 pub struct FoundNetns {
@@ -26,13 +26,9 @@ impl Clients {
         let message = netconfig::ListListenersRequest {
             target: Some(target),
         };
-        let mut client = self.netconfig.clone();
-        let listed = call(
-            "netconfig",
-            deadline,
-            client.list_listeners(request(message, deadline)),
-        )
-        .await?;
+        let listed = self
+            .netconfig(Netconfig::list_listeners, message, deadline)
+            .await?;
         let tcp = listed.listeners.into_iter();
         let tcp = tcp.filter(|listener| listener.protocol() == netconfig::Protocol::Tcp);
         Ok(tcp.map(|listener| listener.port).collect())
@@ -54,13 +50,9 @@ impl Clients {
             pod_uid: pod.to_string(),
             addresses: probe_addresses(addresses),
         };
-        let mut client = self.netconfig.clone();
-        let found = call(
-            "netconfig",
-            deadline,
-            client.find_netns(request(message, deadline)),
-        )
-        .await?;
+        let found = self
+            .netconfig(Netconfig::find_netns, message, deadline)
+            .await?;
         let invalid = |error| invalid_response("netconfig", &error);
         Ok(FoundNetns {
             sandbox: required("sandbox", found.sandbox).map_err(invalid)?,

@@ -2,7 +2,7 @@ use inpod_proto::netconfig::v1::{ListListenersRequest, list_listeners_request::T
 use inpod_types::{Failure, NetnsRef, Reason, SandboxRef};
 use tokio::time::Instant;
 
-use super::{Clients, call, deadline_in, invalid_response, request};
+use super::{Clients, Netconfig, deadline_in, invalid_response};
 use crate::{binds::Socket, checkpoint::Record};
 
 impl Clients {
@@ -38,9 +38,9 @@ impl Clients {
         let message = ListListenersRequest {
             target: Some(target),
         };
-        let mut client = self.netconfig.clone();
-        let listed = client.list_listeners(request(message, deadline));
-        let listed = call("netconfig", deadline, listed).await?;
+        let listed = self
+            .netconfig(Netconfig::list_listeners, message, deadline)
+            .await?;
         let sockets = listed.listeners.into_iter().map(Socket::try_from);
         let sockets = sockets.collect::<Result<_, _>>();
         sockets.map_err(|error| invalid_response("netconfig", &error.within("listeners")))

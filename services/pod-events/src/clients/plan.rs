@@ -2,7 +2,7 @@ use inpod_proto::netconfig::v1::{PlanRulesRequest, PlanRulesResponse};
 use inpod_types::Failure;
 use tokio::time::Instant;
 
-use super::{Clients, call, request};
+use super::{Clients, Netconfig};
 use crate::checkpoint::Record;
 
 impl Clients {
@@ -16,8 +16,7 @@ impl Clients {
             sandbox: Some((&record.sandbox).into()),
             redirection: Some(record.redirection.to_wire(&self.capture)),
         };
-        let mut client = self.netconfig.clone();
-        let answer = client.plan_rules(request(message, deadline));
-        call("netconfig", deadline, answer).await
+        self.netconfig(Netconfig::plan_rules, message, deadline)
+            .await
     }
 }
