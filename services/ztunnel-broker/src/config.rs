@@ -5,7 +5,7 @@ use std::{num::NonZeroU16, path::PathBuf, time::Duration};
 use inpod_service::{Key, peer::Setting};
 use serde::Deserialize;
 
-use crate::{capabilities::RequiredCapabilities, peer::Policy};
+use crate::peer::Policy;
 
 pub const KEYS: &[Key] = &[
     Key {
@@ -17,11 +17,6 @@ pub const KEYS: &[Key] = &[
         name: "ztunnel_peer",
         default: Some("pod"),
         help: "How a ztunnel is authenticated: pod (its pod is one that pod-events reports as a ztunnel), cgroup:PATH, or uid (demo and development)",
-    },
-    Key {
-        name: "ztunnel_capabilities",
-        default: Some("NET_ADMIN,NET_RAW,SYS_ADMIN"),
-        help: "With ztunnel_peer=pod, the exact capabilities that a ztunnel's process must have, or any",
     },
     Key {
         name: "ack_timeout_seconds",
@@ -41,7 +36,6 @@ pub struct Config {
     pub zds_socket: PathBuf,
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     ztunnel_peer: Setting,
-    ztunnel_capabilities: RequiredCapabilities,
     /// The timeout of acknowledgements, independent of callers' deadlines. With 0 no session would last.
     ack_timeout_seconds: NonZeroU16,
     undo_reserve_seconds: u16,
@@ -49,7 +43,7 @@ pub struct Config {
 
 impl Config {
     pub fn policy(&self) -> Policy {
-        Policy::new(self.ztunnel_peer.clone(), self.ztunnel_capabilities)
+        Policy::new(self.ztunnel_peer.clone())
     }
 
     pub fn ack_timeout(&self) -> Duration {

@@ -1,18 +1,14 @@
 //! Descriptors of pods' network namespaces, fetched from netconfig by claim. The broker never opens a path.
 
 use std::{
-    io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
 use inpod_proto::netconfig::v1::{FetchNetnsFailure, FetchNetnsRequest};
-use inpod_types::{NetnsId, Reason, SandboxRef};
+use inpod_types::{Failure, NetnsId, Reason, SandboxRef, with_causes};
 use prost::Message as _;
 use tokio::{sync::Mutex, time::timeout};
 
@@ -28,41 +24,24 @@ const SHARED_CONNECTION_TIMEOUT: Duration = Duration::from_millis(100);
 /// The descriptor of a verified netns, closed with its last clone.
 #[derive(Clone, Debug)]
 pub struct Descriptor {
-    fd: Arc<CountedFd>,
+    fd: Arc<Counted>,
     netns: NetnsId,
 }
 
-#[derive(Debug)]
-struct CountedFd {
-    fd: OwnedFd,
-    open: Arc<AtomicU64>,
-}
-
-impl CountedFd {
-    fn new(fd: OwnedFd, open: &Arc<AtomicU64>) -> Arc<Self> {
-        open.fetch_add(1, Ordering::Relaxed);
-        let open = Arc::clone(open);
-        Arc::new(Self { fd, open })
-    }
-}
-
-impl Drop for CountedFd {
-    fn drop(&mut self) {
-        self.open.fetch_sub(1, Ordering::Relaxed);
-    }
-}
+/// An open descriptor, and a reference for counting open descriptors.
+type Counted = (OwnedFd, Arc<()>);
 
 impl Descriptor {
     /// Checks device and inode, because both are readable without entering the netns. netconfig vouches for the cookie.
-    fn verify(fd: OwnedFd, netns: NetnsId, open: &Arc<AtomicU64>) -> Result<Self, FetchError> {
-        let stat = nix::sys::stat::fstat(&fd).map_err(io::Error::from)?;
+    fn verify(fd: OwnedFd, netns: NetnsId, open: &Arc<()>) -> Result<Self, Failure> {
+        let stat = nix::sys::stat::fstat(&fd).map_err(|error| unavailable(error.to_string()))?;
         if (stat.st_dev, stat.st_ino) != (netns.device, netns.inode) {
-            return Err(FetchError::WrongNetns {
-                device: stat.st_dev,
-                inode: stat.st_ino,
-            });
+            let found = format!("device {}, inode {}", stat.st_dev, stat.st_ino);
+            return Err(unavailable(format!(
+                "netconfig handed over another netns ({found})"
+            )));
         }
-        let fd = CountedFd::new(fd, open);
+        let fd = Arc::new((fd, Arc::clone(open)));
         Ok(Self { fd, netns })
     }
 
@@ -72,7 +51,7 @@ impl Descriptor {
 
     #[cfg(test)]
     pub(crate) fn assumed(fd: OwnedFd, netns: NetnsId) -> Self {
-        let fd = CountedFd::new(fd, &Arc::default());
+        let fd = Arc::new((fd, Arc::default()));
         Self { fd, netns }
     }
 }
@@ -88,35 +67,19 @@ impl Descriptor {
 
 impl AsFd for Descriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.fd.as_fd()
+        self.fd.0.as_fd()
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum FetchError {
-    /// netconfig does not run, or its directory is not mounted.
-    #[error("cannot connect to netconfig at {}", .path.display())]
-    Connect { path: PathBuf, source: io::Error },
-    #[error("cannot fetch a descriptor from netconfig")]
-    Exchange(#[from] io::Error),
-    #[error("netconfig did not answer within {} s", EXCHANGE_TIMEOUT.as_secs())]
-    Timeout,
-    #[error("netconfig refused: {message}")]
-    Refused {
-        /// `None` if this version does not know the reason.
-        reason: Option<Reason>,
-        message: String,
-    },
-    #[error("netconfig's answer is malformed: {0}")]
-    Malformed(&'static str),
-    #[error("netconfig handed over another netns (device {device}, inode {inode})")]
-    WrongNetns { device: u64, inode: u64 },
+fn unavailable(message: impl Into<String>) -> Failure {
+    Failure::new(Reason::DescriptorUnavailable, message)
 }
 
 #[derive(Clone, Debug)]
 pub struct Descriptors {
     socket: PathBuf,
-    open: Arc<AtomicU64>,
+    /// The references are one for each open descriptor, and this one.
+    open: Arc<()>,
     /// The connection that consecutive fetches share. `None` before the first fetch and after a failed fetch.
     shared: Arc<Mutex<Option<Connection>>>,
 }
@@ -133,48 +96,55 @@ impl Descriptors {
 
     /// Returns the number of fetched descriptors that are open.
     pub fn open(&self) -> u64 {
-        self.open.load(Ordering::Relaxed)
+        let own = 1;
+        u64::try_from(Arc::strong_count(&self.open) - own).unwrap_or(u64::MAX)
     }
 
-    pub fn socket(&self) -> &Path {
-        &self.socket
-    }
-
-    pub async fn fetch(
-        &self,
-        sandbox: &SandboxRef,
-        netns: NetnsId,
-    ) -> Result<Descriptor, FetchError> {
+    /// Fetches the descriptor of a claimed netns.
+    ///
+    /// # Errors
+    ///
+    /// With netconfig's reason if the caller can help by claiming the netns again; otherwise DESCRIPTOR_UNAVAILABLE.
+    pub async fn fetch(&self, sandbox: &SandboxRef, netns: NetnsId) -> Result<Descriptor, Failure> {
         let request = FetchNetnsRequest {
             sandbox: Some(sandbox.into()),
             netns: Some(netns.into()),
             keep_open: true,
         };
         let request = request.encode_to_vec();
-        match timeout(EXCHANGE_TIMEOUT, self.exchange(&request)).await {
-            Err(_) => Err(FetchError::Timeout),
-            Ok(Err(error)) => Err(error),
-            Ok(Ok(Answer::Failure(failure))) => Err(to_fetch_error(failure)),
-            Ok(Ok(Answer::Netns(named, fd))) if named == netns.into() => {
+        let Ok(answer) = timeout(EXCHANGE_TIMEOUT, self.exchange(&request)).await else {
+            let seconds = EXCHANGE_TIMEOUT.as_secs();
+            return Err(unavailable(format!(
+                "netconfig did not answer within {seconds} s"
+            )));
+        };
+        match answer? {
+            Answer::Failure(failure) => Err(refused(&failure)),
+            Answer::Netns(named, fd) if named == netns.into() => {
                 Descriptor::verify(fd, netns, &self.open)
             }
-            Ok(Ok(Answer::Netns(_, _))) => Err(FetchError::Malformed("it names another netns")),
+            Answer::Netns(_, _) => Err(unavailable("netconfig's answer names another netns")),
         }
     }
 
-    /// Sends a request on the shared connection, and again on a new connection if netconfig has closed the shared
-    /// connection: netconfig was restarted, or its version closes a connection after each response. A dropped or failed
-    /// fetch closes its connection, so that no later fetch receives the response.
-    async fn exchange(&self, request: &[u8]) -> Result<Answer, FetchError> {
+    /// Sends a request on the shared connection, and again on a new connection if the shared connection failed:
+    /// netconfig was restarted, or its version closes a connection after each response. A dropped or failed fetch closes
+    /// its connection, so that no later fetch receives the response.
+    async fn exchange(&self, request: &[u8]) -> Result<Answer, Failure> {
         let shared = timeout(SHARED_CONNECTION_TIMEOUT, self.shared.lock()).await;
         let mut shared = shared.ok();
-        let held = shared.as_mut().and_then(|shared| shared.take());
-        let (answer, connection) = match held {
-            Some(connection) => match connection.exchange(request).await {
-                Err(FetchError::Exchange(_)) => self.connect().await?.exchange(request).await?,
-                result => result?,
-            },
-            None => self.connect().await?.exchange(request).await?,
+        let answered = match shared.as_mut().and_then(|shared| shared.take()) {
+            Some(held) => held.exchange(request).await.ok(),
+            None => None,
+        };
+        let (answer, connection) = match answered {
+            Some(answered) => answered,
+            None => {
+                let answered = self.connect().await?.exchange(request).await;
+                answered.map_err(|error| {
+                    unavailable(format!("cannot fetch a descriptor from netconfig: {error}"))
+                })?
+            }
         };
         if let Some(mut shared) = shared {
             *shared = Some(connection);
@@ -182,23 +152,41 @@ impl Descriptors {
         Ok(answer)
     }
 
-    async fn connect(&self) -> Result<Connection, FetchError> {
+    /// Fails if netconfig does not run, or its directory is not mounted.
+    async fn connect(&self) -> Result<Connection, Failure> {
         let connection = Connection::open(&self.socket).await;
-        connection.map_err(|source| FetchError::Connect {
-            path: self.socket.clone(),
-            source,
+        connection.map_err(|error| {
+            let socket = self.socket.display();
+            unavailable(format!(
+                "cannot connect to netconfig at {socket}: {}",
+                with_causes(&error)
+            ))
         })
     }
 }
 
-fn to_fetch_error(FetchNetnsFailure { failure, message }: FetchNetnsFailure) -> FetchError {
-    let reason = failure.and_then(|failure| Reason::from_number(failure.reason));
-    FetchError::Refused { reason, message }
+/// Passes on the reasons that the caller can repair by claiming the netns again; everything else is a problem between
+/// two services.
+fn refused(FetchNetnsFailure { failure, message }: &FetchNetnsFailure) -> Failure {
+    let reason = failure
+        .as_ref()
+        .and_then(|it| Reason::from_number(it.reason));
+    let passed = matches!(reason, Some(Reason::ClaimUnknown | Reason::NetnsMismatch));
+    let reason = reason.filter(|_| passed);
+    Failure::new(
+        reason.unwrap_or(Reason::DescriptorUnavailable),
+        format!("netconfig refused: {message}"),
+    )
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, os::fd::AsRawFd as _, time::Instant};
+    use std::{
+        fs::File,
+        os::fd::AsRawFd as _,
+        sync::atomic::{AtomicU64, Ordering},
+        time::Instant,
+    };
 
     use inpod_proto::netconfig::v1::{FetchNetnsResponse, fetch_netns_response};
     use sendfd::SendWithFd as _;
@@ -222,7 +210,7 @@ mod tests {
         (file, netns)
     }
 
-    async fn request(stream: &mut UnixStream) -> io::Result<FetchNetnsRequest> {
+    async fn request(stream: &mut UnixStream) -> std::io::Result<FetchNetnsRequest> {
         let length = stream.read_u32().await?;
         let mut bytes = vec![0; usize::try_from(length).unwrap()];
         stream.read_exact(&mut bytes).await?;
@@ -308,17 +296,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_netconfig_that_closes_each_connection_after_its_response_loses_no_fetch() {
-        let netconfig = Netconfig::start(1);
-        let descriptors = Descriptors::new(&netconfig.path);
-        for _ in 0..20 {
-            let fetched = descriptors.fetch(&sandbox("c"), own_netns().1).await;
-            fetched.unwrap();
-        }
-        assert_eq!(netconfig.accepted(), 20);
-    }
-
-    #[tokio::test]
     async fn an_unanswered_fetch_neither_delays_others_for_long_nor_gives_them_its_response() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("netns.sock");
@@ -358,7 +335,7 @@ mod tests {
     }
 
     /// Fetches from a netconfig that grants everything and sends the given number of descriptors.
-    async fn fetch_from_one_that_sends(count: usize) -> Result<Descriptor, FetchError> {
+    async fn fetch_from_one_that_sends(count: usize) -> Result<Descriptor, Failure> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("netns.sock");
         let listener = UnixListener::bind(&path).unwrap();
@@ -384,7 +361,7 @@ mod tests {
         for count in [0, 2, 20] {
             let error = fetch_from_one_that_sends(count).await.unwrap_err();
             assert!(
-                matches!(error, FetchError::Malformed(_)),
+                error.message.contains("exactly one descriptor"),
                 "{count}: {error}"
             );
         }
@@ -397,14 +374,16 @@ mod tests {
         let _listener = UnixListener::bind(&path).unwrap();
         let (sandbox, netns) = (sandbox("c"), crate::fixture::netns(1));
         let fetched = Descriptors::new(&path).fetch(&sandbox, netns).await;
-        assert!(matches!(fetched, Err(FetchError::Timeout)));
+        let failure = fetched.unwrap_err();
+        assert_eq!(failure.message, "netconfig did not answer within 2 s");
     }
 
     #[test]
     fn a_descriptor_of_another_netns_is_not_accepted() {
         let fd = File::open("/proc/self/ns/net").unwrap().into();
-        let error = Descriptor::verify(fd, crate::fixture::netns(1), &Arc::default()).unwrap_err();
-        assert!(matches!(error, FetchError::WrongNetns { .. }), "{error}");
+        let verified = Descriptor::verify(fd, crate::fixture::netns(1), &Arc::default());
+        let error = verified.unwrap_err();
+        assert!(error.message.contains("another netns"), "{error}");
     }
 
     #[tokio::test]
@@ -412,10 +391,8 @@ mod tests {
         let descriptors = Descriptors::new("/nonexistent/netns.sock");
         let (sandbox, netns) = (sandbox("c"), crate::fixture::netns(1));
         let fetched = descriptors.fetch(&sandbox, netns).await;
-        let error = fetched.unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "cannot connect to netconfig at /nonexistent/netns.sock"
-        );
+        let failure = fetched.unwrap_err();
+        let expected = "cannot connect to netconfig at /nonexistent/netns.sock: No such file";
+        assert!(failure.message.starts_with(expected), "{failure}");
     }
 }

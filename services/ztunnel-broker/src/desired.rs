@@ -1,65 +1,47 @@
-//! The desired workloads, and each sandbox's newest revision.
+//! The desired workloads, and the newest revision of each removed sandbox.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
-use inpod_types::{NetnsId, PodUid, Revision, SandboxRef, Workload};
+use inpod_types::{Failure, NetnsId, PodUid, Reason, Revision, SandboxRef, Workload};
 
-use crate::{descriptors::Descriptor, tombstone::Tombstones};
+use crate::descriptors::Descriptor;
 
 /// The time for which the first snapshots wait for descriptors. After a restart of all services, netconfig can hand
 /// over the descriptors within moments, and a fresh ztunnel can do nothing with a Keep.
 const FETCH_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
-/// The pods whose state may have changed, each with the sandbox concerned.
-pub type Changes = BTreeMap<PodUid, SandboxRef>;
-
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChangeError {
-    /// Workloads can only be added to or removed from a known set.
-    #[error("the desired set is not known yet")]
-    NotSeeded,
-    #[error("revision {} of the sandbox is known", .known.0)]
-    Stale { known: Revision },
-}
+/// A node runs a few hundred pods, and calls are delayed by seconds.
+const MAX_TOMBSTONES: usize = 4096;
 
 /// A desired workload, with its descriptor once fetched.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    workload: Workload,
-    descriptor: Option<Descriptor>,
-    arrival: u64,
-    since: Instant,
+    pub workload: Workload,
+    pub descriptor: Option<Descriptor>,
+    /// The time since which the workload is known in this form.
+    pub since: Instant,
 }
 
 impl Entry {
-    pub fn workload(&self) -> &Workload {
-        &self.workload
-    }
-
-    pub fn since(&self) -> Instant {
-        self.since
-    }
-
-    pub fn descriptor(&self) -> Option<&Descriptor> {
-        self.descriptor.as_ref()
+    /// Returns the netns whose descriptor is to be fetched.
+    fn missing_descriptor(&self) -> Option<NetnsId> {
+        self.workload.netns.filter(|_| self.descriptor.is_none())
     }
 }
 
-/// The desired set, keyed by sandbox. ztunnel's key is the pod's UID: among several sandboxes, ztunnel receives the
-/// sandbox with the highest revision.
+/// The desired set. A node has a few hundred pods, so a sandbox is found by a scan.
 #[derive(Debug, Default)]
 pub struct Desired {
     /// The time until which snapshots wait for descriptors; `None` until the first set.
     fetch_deadline: Option<Instant>,
-    entries: BTreeMap<SandboxRef, Entry>,
-    by_uid: BTreeMap<PodUid, BTreeSet<SandboxRef>>,
-    /// Sandboxes with a known netns and without a descriptor. The set is small, and searched after every change.
-    missing_descriptors: BTreeSet<SandboxRef>,
-    tombstones: Tombstones,
-    arrivals: u64,
+    /// The sandboxes of each pod by ascending revision, never empty. ztunnel's key is the pod's UID, so ztunnel receives
+    /// only the last sandbox.
+    pods: BTreeMap<PodUid, Vec<Entry>>,
+    /// The revisions at which sandboxes were removed, so that no delayed call brings a removed sandbox back.
+    tombstones: BTreeMap<SandboxRef, Revision>,
 }
 
 impl Desired {
@@ -78,48 +60,37 @@ impl Desired {
         self.fetch_deadline
     }
 
-    /// Replaces the set, except for sandboxes with a newer revision. A known netns is retained: a sandbox
-    /// never changes its netns.
-    pub fn set(&mut self, revision: Revision, all: Vec<Workload>, now: Instant) -> Changes {
+    /// Replaces the set, except for sandboxes with a newer revision. A known netns is retained: a sandbox never changes
+    /// its netns.
+    pub fn set(&mut self, revision: Revision, all: Vec<Workload>, now: Instant) {
         self.fetch_deadline.get_or_insert(now + FETCH_GRACE_PERIOD);
-        let named: BTreeSet<_> = all.iter().map(|w| w.sandbox.clone()).collect();
-        let mut changes = Changes::new();
-        for sandbox in self.missing_from(&named, revision) {
-            changes.extend(self.remove_entry(&sandbox));
-            self.tombstones.insert(sandbox, revision);
+        let named: BTreeSet<_> = all.iter().map(|workload| &workload.sandbox).collect();
+        let known = self.entries().map(|entry| &entry.workload);
+        let is_dropped = |it: &&Workload| !named.contains(&it.sandbox) && it.revision <= revision;
+        let dropped: Vec<_> = known.filter(is_dropped).cloned().collect();
+        for workload in dropped {
+            self.drop_sandbox(&workload.sandbox, revision);
         }
         for workload in all {
-            if self
-                .check_revision(&workload.sandbox, workload.revision)
-                .is_ok()
-            {
-                self.update_from_set(workload, &mut changes, now);
+            if self.check_revision(&workload).is_ok() {
+                self.replace_named(workload, now);
             }
         }
-        changes
     }
 
-    fn missing_from(&self, named: &BTreeSet<SandboxRef>, revision: Revision) -> Vec<SandboxRef> {
-        self.entries
-            .iter()
-            .filter(|(sandbox, entry)| {
-                !named.contains(sandbox) && entry.workload.revision <= revision
-            })
-            .map(|(sandbox, _)| sandbox.clone())
-            .collect()
-    }
-
-    fn update_from_set(&mut self, mut workload: Workload, changes: &mut Changes, now: Instant) {
-        let known = self.entries.get(&workload.sandbox);
+    fn replace_named(&mut self, mut workload: Workload, now: Instant) {
+        let known = self.take(&workload.sandbox);
         let known = known.filter(|known| known.workload.uid == workload.uid);
-        let learnt = || known.and_then(|known| known.workload.netns);
-        workload.netns = workload.netns.or_else(learnt);
-        if known.is_some_and(|known| known.workload == workload) {
-            return;
-        }
-        let descriptor = known.and_then(|known| known.descriptor.clone());
-        let descriptor = descriptor.filter(|held| Some(held.netns()) == workload.netns);
-        changes.extend(self.insert_entry(workload, descriptor, now));
+        let learnt = known.as_ref().and_then(|known| known.workload.netns);
+        workload.netns = workload.netns.or(learnt);
+        let same = known.as_ref().filter(|known| known.workload == workload);
+        let since = same.map_or(now, |known| known.since);
+        let held = known.and_then(|known| known.descriptor);
+        self.put(Entry {
+            descriptor: held.filter(|held| Some(held.netns()) == workload.netns),
+            workload,
+            since,
+        });
     }
 
     /// Adds a workload. Repeating an add only completes its descriptor.
@@ -132,25 +103,25 @@ impl Desired {
         workload: Workload,
         descriptor: Descriptor,
         now: Instant,
-    ) -> Result<Changes, ChangeError> {
+    ) -> Result<(), Failure> {
         self.check_add(&workload)?;
-        match self.entries.get(&workload.sandbox) {
-            Some(known) if known.workload == workload => {
-                Ok(self.store(&workload.sandbox, descriptor))
-            }
-            Some(_) | None => Ok(self.insert_entry(workload, Some(descriptor), now)),
-        }
+        let known = self.take(&workload.sandbox);
+        let same = known.filter(|known| known.workload == workload);
+        self.put(Entry {
+            workload,
+            descriptor: Some(descriptor),
+            since: same.map_or(now, |known| known.since),
+        });
+        Ok(())
     }
 
-    pub fn check_add(&self, workload: &Workload) -> Result<(), ChangeError> {
+    /// Checks that the set is known, and no newer revision of the sandbox or its pod.
+    pub fn check_add(&self, workload: &Workload) -> Result<(), Failure> {
         self.check_seeded()?;
-        self.check_revision(&workload.sandbox, workload.revision)?;
-        match self.current(&workload.uid) {
-            Some(newer) if newer.workload.revision > workload.revision => Err(ChangeError::Stale {
-                known: newer.workload.revision,
-            }),
-            Some(_) | None => Ok(()),
-        }
+        self.check_revision(workload)?;
+        let current = self.current(&workload.uid);
+        let current = current.map(|current| current.workload.revision);
+        check_newest(current, workload.revision)
     }
 
     /// Removes a workload and closes its descriptor.
@@ -158,122 +129,103 @@ impl Desired {
     /// # Errors
     ///
     /// If the set is not known yet, or a newer revision of the sandbox is known.
-    pub fn remove(
-        &mut self,
-        sandbox: &SandboxRef,
-        revision: Revision,
-    ) -> Result<Changes, ChangeError> {
+    pub fn remove(&mut self, sandbox: &SandboxRef, revision: Revision) -> Result<(), Failure> {
         self.check_seeded()?;
-        self.check_revision(sandbox, revision)?;
-        let changes = self.remove_entry(sandbox);
-        self.tombstones.insert(sandbox.clone(), revision);
-        Ok(changes)
+        check_newest(self.revision_of(sandbox), revision)?;
+        self.drop_sandbox(sandbox, revision);
+        Ok(())
     }
 
     /// Stores a fetched descriptor if the workload still needs the descriptor.
-    pub fn store(&mut self, sandbox: &SandboxRef, descriptor: Descriptor) -> Changes {
-        match self.entries.get_mut(sandbox) {
-            Some(entry) if entry.missing_descriptor() == Some(descriptor.netns()) => {
-                entry.descriptor = Some(descriptor);
-                self.missing_descriptors.remove(sandbox);
-                Changes::from([(entry.workload.uid.clone(), sandbox.clone())])
-            }
-            Some(_) | None => Changes::new(),
+    pub fn store(&mut self, sandbox: &SandboxRef, descriptor: Descriptor) {
+        let mut entries = self.pods.values_mut().flatten();
+        let entry = entries.find(|entry| entry.workload.sandbox == *sandbox);
+        let needs = |entry: &&mut Entry| entry.missing_descriptor() == Some(descriptor.netns());
+        if let Some(entry) = entry.filter(needs) {
+            entry.descriptor = Some(descriptor);
         }
     }
 
     /// Returns the workloads with a known netns and without a descriptor.
     pub fn missing(&self) -> impl Iterator<Item = (&SandboxRef, NetnsId)> {
-        let missing = |sandbox| {
-            self.entries
-                .get(sandbox)?
-                .missing_descriptor()
-                .map(|it| (sandbox, it))
-        };
-        self.missing_descriptors.iter().filter_map(missing)
+        self.entries()
+            .filter_map(|entry| Some((&entry.workload.sandbox, entry.missing_descriptor()?)))
     }
 
     pub fn get(&self, sandbox: &SandboxRef) -> Option<&Entry> {
-        self.entries.get(sandbox)
+        self.entries()
+            .find(|entry| entry.workload.sandbox == *sandbox)
     }
 
     /// Returns the workload that ztunnels have to serve for the pod.
     pub fn current(&self, uid: &PodUid) -> Option<&Entry> {
-        let sandboxes = self.by_uid.get(uid)?;
-        let entries = sandboxes.iter().filter_map(|it| self.entries.get(it));
-        entries.max_by_key(|entry| (entry.workload.revision, entry.arrival))
+        self.pods.get(uid)?.last()
     }
 
-    pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
-        self.by_uid.keys()
+    /// Returns each pod with the workload that ztunnels have to serve.
+    pub fn pods(&self) -> impl Iterator<Item = (&PodUid, &Entry)> {
+        self.pods
+            .iter()
+            .filter_map(|(uid, entries)| Some((uid, entries.last()?)))
     }
 
+    /// Returns all sandboxes, including replaced sandboxes of a pod.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.entries.values()
+        self.pods.values().flatten()
     }
 
-    fn check_seeded(&self) -> Result<(), ChangeError> {
-        self.fetch_deadline
-            .map(|_| ())
-            .ok_or(ChangeError::NotSeeded)
+    fn check_seeded(&self) -> Result<(), Failure> {
+        let unknown = || Failure::new(Reason::NotSeeded, "the desired set is not known yet");
+        self.fetch_deadline.map(|_| ()).ok_or_else(unknown)
     }
 
-    /// Checks that no newer revision is known. An equal revision is a repetition, not an older change.
-    fn check_revision(&self, sandbox: &SandboxRef, revision: Revision) -> Result<(), ChangeError> {
-        let entry = self.entries.get(sandbox);
-        let known = entry
-            .map(|entry| entry.workload.revision)
-            .max(self.tombstones.get(sandbox));
-        match known {
-            Some(known) if known > revision => Err(ChangeError::Stale { known }),
-            Some(_) | None => Ok(()),
+    fn check_revision(&self, workload: &Workload) -> Result<(), Failure> {
+        check_newest(self.revision_of(&workload.sandbox), workload.revision)
+    }
+
+    fn revision_of(&self, sandbox: &SandboxRef) -> Option<Revision> {
+        let held = self.get(sandbox).map(|entry| entry.workload.revision);
+        held.max(self.tombstones.get(sandbox).copied())
+    }
+
+    fn put(&mut self, entry: Entry) {
+        let sandboxes = self.pods.entry(entry.workload.uid.clone()).or_default();
+        sandboxes.push(entry);
+        sandboxes.sort_by_key(|entry| entry.workload.revision);
+    }
+
+    fn take(&mut self, sandbox: &SandboxRef) -> Option<Entry> {
+        let uid = self.get(sandbox)?.workload.uid.clone();
+        let sandboxes = self.pods.get_mut(&uid)?;
+        let mut taken = sandboxes.extract_if(.., |entry| entry.workload.sandbox == *sandbox);
+        let entry = taken.next();
+        drop(taken);
+        if sandboxes.is_empty() {
+            self.pods.remove(&uid);
         }
+        entry
     }
 
-    fn insert_entry(
-        &mut self,
-        workload: Workload,
-        descriptor: Option<Descriptor>,
-        since: Instant,
-    ) -> Changes {
-        let sandbox = workload.sandbox.clone();
-        let mut changes = self.remove_entry(&sandbox);
-        changes.insert(workload.uid.clone(), sandbox.clone());
-        let sandboxes = self.by_uid.entry(workload.uid.clone()).or_default();
-        sandboxes.insert(sandbox.clone());
-        self.arrivals += 1;
-        let entry = Entry {
-            workload,
-            descriptor,
-            arrival: self.arrivals,
-            since,
-        };
-        if entry.missing_descriptor().is_some() {
-            self.missing_descriptors.insert(sandbox.clone());
+    fn drop_sandbox(&mut self, sandbox: &SandboxRef, revision: Revision) {
+        self.take(sandbox);
+        self.tombstones.insert(sandbox.clone(), revision);
+        if self.tombstones.len() > MAX_TOMBSTONES {
+            // Revisions ascend, so the lowest is the oldest.
+            let oldest = self.tombstones.iter().min_by_key(|(_, at)| **at);
+            let oldest = oldest.map(|(sandbox, _)| sandbox.clone());
+            oldest.map(|sandbox| self.tombstones.remove(&sandbox));
         }
-        self.entries.insert(sandbox, entry);
-        changes
-    }
-
-    fn remove_entry(&mut self, sandbox: &SandboxRef) -> Changes {
-        let Some(entry) = self.entries.remove(sandbox) else {
-            return Changes::new();
-        };
-        self.missing_descriptors.remove(sandbox);
-        let uid = entry.workload.uid;
-        if let Some(sandboxes) = self.by_uid.get_mut(&uid) {
-            sandboxes.remove(sandbox);
-            if sandboxes.is_empty() {
-                self.by_uid.remove(&uid);
-            }
-        }
-        Changes::from([(uid, sandbox.clone())])
     }
 }
 
-impl Entry {
-    fn missing_descriptor(&self) -> Option<NetnsId> {
-        self.workload.netns.filter(|_| self.descriptor.is_none())
+/// Checks that no newer revision is known. An equal revision is a repetition, not an older change.
+fn check_newest(known: Option<Revision>, revision: Revision) -> Result<(), Failure> {
+    match known {
+        Some(known) if known > revision => {
+            let message = format!("revision {} of the sandbox is known", known.0);
+            Err(Failure::new(Reason::RevisionStale, message))
+        }
+        Some(_) | None => Ok(()),
     }
 }
 

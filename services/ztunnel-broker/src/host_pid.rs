@@ -1,26 +1,12 @@
 //! Checks whether the broker sees its peers' PIDs.
 
-use std::{fs, io, process};
+use std::{fs, process};
 
+use anyhow::{Context as _, bail};
 use inpod_service::peer::Cgroup;
 
 /// The name of the initial cgroup namespace (`CGROUP_NS_INIT_INO` in linux/nsfs.h).
 const FIRST_CGROUP_NAMESPACE: &str = "cgroup:[4026531835]";
-
-#[derive(Debug, thiserror::Error)]
-pub enum HostPidError {
-    #[error("cannot read {path}")]
-    Read {
-        path: &'static str,
-        source: io::Error,
-    },
-    /// In a separate PID namespace, processes of other pods have no PID.
-    #[error(
-        "cannot identify the peers of ZDS: this process is in a PID namespace of its own ({0}); set hostPID: true or, to try \
-         inpod, with ztunnel_peer = uid"
-    )]
-    OwnPidNamespace(&'static str),
-}
 
 /// The broker's process and process 1 of the PID namespace, read from procfs.
 #[derive(Debug)]
@@ -34,39 +20,43 @@ struct Processes {
 
 /// Checks that process 1 is the node's. If process 1 belongs to the broker's container or pod, the PID namespace does
 /// not include other pods.
-pub fn check() -> Result<(), HostPidError> {
-    let read =
-        |path| fs::read_to_string(path).map_err(|source| HostPidError::Read { path, source });
-    let path = "/proc/self/ns/cgroup";
+///
+/// # Errors
+///
+/// If the broker is in a PID namespace of its own, where processes of other pods have no PID, or cannot read procfs.
+pub fn check() -> anyhow::Result<()> {
+    let read = |path| fs::read_to_string(path).with_context(|| format!("cannot read {path}"));
     // The link is absent if the kernel has no cgroup namespaces.
-    let namespace = fs::read_link(path).ok();
+    let namespace = fs::read_link("/proc/self/ns/cgroup").ok();
     let processes = Processes {
         own_pid: process::id(),
         own: Cgroup::parse(&read("/proc/self/cgroup")?),
         is_contained: namespace.is_some_and(|it| it.as_os_str() != FIRST_CGROUP_NAMESPACE),
         first: Cgroup::parse(&read("/proc/1/cgroup")?),
     };
-    check_processes(&processes)
+    if let Some(why) = why_own_namespace(&processes) {
+        bail!(
+            "cannot identify the peers of ZDS: this process is in a PID namespace of its own ({why}); set hostPID: true \
+             or, to try inpod, with ztunnel_peer = uid"
+        );
+    }
+    Ok(())
 }
 
-fn check_processes(processes: &Processes) -> Result<(), HostPidError> {
-    if processes.own_pid == 1 {
-        return Err(HostPidError::OwnPidNamespace("process 1 is this one"));
-    }
-    if processes.is_contained && processes.first == processes.own {
-        return Err(HostPidError::OwnPidNamespace(
-            "process 1 is in this container",
-        ));
-    }
+/// Returns why the broker must be in a PID namespace of its own.
+fn why_own_namespace(processes: &Processes) -> Option<&'static str> {
     // Within a cgroup namespace, containers of the same pod appear as siblings.
     let is_same_pod = match processes.own.pod() {
         Some(own) => processes.first.pod() == Some(own),
         None => processes.is_contained && processes.first.pod().as_deref() == Some("/.."),
     };
-    if is_same_pod {
-        return Err(HostPidError::OwnPidNamespace("process 1 is in this pod"));
+    if processes.own_pid == 1 {
+        Some("process 1 is this one")
+    } else if processes.is_contained && processes.first == processes.own {
+        Some("process 1 is in this container")
+    } else {
+        is_same_pod.then_some("process 1 is in this pod")
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -79,8 +69,8 @@ mod tests {
         Cgroup::parse(&format!("0::{path}\n"))
     }
 
-    fn processes(own: &str, is_contained: bool, first: &str) -> Result<(), HostPidError> {
-        check_processes(&Processes {
+    fn processes(own: &str, is_contained: bool, first: &str) -> Option<&'static str> {
+        why_own_namespace(&Processes {
             own_pid: 4711,
             own: cgroup(own),
             is_contained,
@@ -102,11 +92,7 @@ mod tests {
             is_contained: false,
             first: cgroup("/system.slice/a.service"),
         };
-        let error = check_processes(&processes).unwrap_err().to_string();
-        assert!(
-            error.contains("hostPID") && error.contains("ztunnel_peer = uid"),
-            "{error}"
-        );
+        assert!(why_own_namespace(&processes).is_some());
     }
 
     #[test]
@@ -124,7 +110,8 @@ mod tests {
             ("/", true, "/../.."),
             ("/", true, "/../../.."),
         ] {
-            assert!(processes(own, is_contained, first).is_ok(), "{own} {first}");
+            let why = processes(own, is_contained, first);
+            assert_eq!(why, None, "{own} {first}");
         }
     }
 
@@ -139,10 +126,8 @@ mod tests {
             (&in_pod('a', 'b'), false, &in_pod('a', 'c')),
             ("/", true, &pause),
         ] {
-            assert!(
-                processes(own, is_contained, first).is_err(),
-                "{own} {first}"
-            );
+            let why = processes(own, is_contained, first);
+            assert!(why.is_some(), "{own} {first}");
         }
     }
 }

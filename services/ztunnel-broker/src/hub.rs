@@ -1,9 +1,5 @@
-//! Connects RPCs and sessions: holds the state behind a lock that is never held across an await, and wakes the tasks
-//! that a change concerns.
-
-mod queries;
-
-pub use queries::{Listed, Status};
+//! Connects RPCs and sessions: shares the state behind a lock that is never held across an await, and fetches
+//! descriptors.
 
 use std::{
     collections::BTreeSet,
@@ -13,51 +9,40 @@ use std::{
 };
 
 use futures_util::StreamExt as _;
+use inpod_proto::{Invalid, ztunnelbroker::v1 as wire};
 use inpod_service::Readiness;
-use inpod_types::{NetnsId, PodUid, Revision, SandboxRef, Workload, with_causes};
+use inpod_types::{Failure, PodUid, Reason, Revision, SandboxRef, Workload};
 use tokio::{
     sync::{Notify, broadcast, watch},
     time::{Instant, timeout_at},
 };
 
 use crate::{
-    descriptors::{Descriptor, Descriptors, FetchError},
-    desired::ChangeError,
-    error::AddError,
-    message::Message,
+    descriptors::{Descriptor, Descriptors},
     metrics::Metrics,
-    nack::Nack,
-    peer::Peer,
-    session::{Answered, Session, SessionEnd, Stage},
-    session_view::SessionView,
-    sessions::SessionId,
+    outcome,
+    session::SessionId,
     state::State,
+    view,
 };
-
-/// The number of changes of sessions that a watcher may lag behind.
-const MAX_WATCHER_LAG: usize = 256;
 
 const MAX_CONCURRENT_FETCHES: usize = 8;
 const FETCH_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The condition that the desired set is known. The broker sends ztunnels nothing before.
-const SEEDED: &str = "desired-set";
-
-const ZTUNNEL: &str = "ztunnel";
-const NO_ZTUNNEL: &str = "no ztunnel has acknowledged its snapshot";
 
 #[derive(Debug)]
 pub struct Hub {
     state: Mutex<State>,
     descriptors: Descriptors,
-    changed: watch::Sender<()>,
     /// Notified when descriptors may be missing: after a new set.
     missing: Notify,
-    events: broadcast::Sender<SessionView>,
     metrics: Metrics,
-    conditions: Readiness,
     /// `None` until pod-events has reported the ztunnel pods.
     ztunnels: watch::Sender<Option<BTreeSet<PodUid>>>,
+}
+
+/// Returns the time of tokio's clock, which tests can pause.
+pub(crate) fn now() -> std::time::Instant {
+    Instant::now().into_std()
 }
 
 impl Hub {
@@ -68,70 +53,79 @@ impl Hub {
         ack_timeout: Duration,
         conditions: Readiness,
     ) -> Arc<Self> {
-        conditions.require(SEEDED, "pod-events has not sent the desired set");
-        conditions.set(ZTUNNEL, Err(NO_ZTUNNEL.to_owned()));
         Arc::new(Self {
-            state: Mutex::new(State::new(ack_timeout)),
+            state: Mutex::new(State::new(ack_timeout, conditions)),
             descriptors,
-            changed: watch::Sender::new(()),
             missing: Notify::new(),
-            events: broadcast::Sender::new(MAX_WATCHER_LAG),
             metrics: Metrics::default(),
-            conditions,
             ztunnels: watch::Sender::new(None),
         })
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
+    /// Returns the number of open descriptors.
+    pub fn descriptors(&self) -> u64 {
+        self.descriptors.open()
+    }
+
     pub fn set(&self, revision: Revision, all: Vec<Workload>) {
-        self.update(|state, now| state.set(revision, all, now));
-        self.conditions.set(SEEDED, Ok(()));
+        self.state().set(revision, all, now());
         self.missing.notify_one();
     }
 
     /// Adds a workload and waits until `deadline` for the first positive acknowledgement. The workload stays desired
     /// without one, and after the future is dropped.
-    pub async fn add(&self, workload: Workload, deadline: Instant) -> Result<SessionId, AddError> {
+    ///
+    /// # Errors
+    ///
+    /// If the workload cannot be added, or no ztunnel serves it in time; see [`crate::outcome`].
+    pub async fn add(&self, workload: Workload, deadline: Instant) -> Result<SessionId, Failure> {
         let descriptor = self.descriptor_of(&workload, deadline).await?;
-        let mut ticket = self.update(|state, now| state.add(workload, descriptor, now))?;
-        let outcome = ticket.outcome.wait_for(Option::is_some);
-        // The state knows the outcome, or why there is none at the deadline.
-        drop(timeout_at(deadline, outcome).await);
-        Ok(self.with_state(|state, now| state.outcome(&ticket, now))?)
+        let mut waits = self.state().add(workload.clone(), descriptor, now())?;
+        loop {
+            let decided = outcome::decide(&self.state(), &workload, now());
+            if let Some(outcome) = decided {
+                return outcome;
+            }
+            // The sender lives as long as its receiver, so only time ends the wait.
+            if timeout_at(deadline, waits.changed()).await.is_err() {
+                return Err(outcome::timeout_cause(&self.state(), &workload, now()));
+            }
+        }
     }
 
     async fn descriptor_of(
         &self,
         workload: &Workload,
         deadline: Instant,
-    ) -> Result<Descriptor, AddError> {
+    ) -> Result<Descriptor, Failure> {
+        // A workload without a netns can be kept, but not added.
         let Some(netns) = workload.netns else {
-            return Err(AddError::NoNetns);
+            return Err(Invalid::new("workload.netns", "workload.netns is required").into());
         };
         let held = {
-            let state = self.lock();
-            state.check_running()?;
+            let state = self.state();
             state.desired().check_add(workload)?;
             let entry = state.desired().get(&workload.sandbox);
-            entry.and_then(|entry| entry.descriptor().cloned())
+            entry.and_then(|entry| entry.descriptor.clone())
         };
-        if let Some(held) = held.filter(|held| held.netns() == netns) {
-            return Ok(held);
+        match held.filter(|held| held.netns() == netns) {
+            Some(held) => Ok(held),
+            None => {
+                let fetching = self.descriptors.fetch(&workload.sandbox, netns);
+                timeout_at(deadline, fetching).await.unwrap_or_else(|_| {
+                    let message = "netconfig did not hand over the descriptor in the caller's time";
+                    Err(Failure::new(Reason::DescriptorUnavailable, message))
+                })
+            }
         }
-        let fetched = timeout_at(deadline, self.descriptors.fetch(&workload.sandbox, netns)).await;
-        Ok(fetched.map_err(|_| AddError::FetchLate)??)
-    }
-
-    /// Removes a workload and returns once its descriptor is closed.
-    ///
-    /// # Errors
-    ///
-    /// If the desired set is not known yet, or a newer revision is known.
-    pub fn remove(&self, sandbox: &SandboxRef, revision: Revision) -> Result<(), ChangeError> {
-        self.update(|state, now| state.remove(sandbox, revision, now))
     }
 
     pub fn set_ztunnels(&self, pods: BTreeSet<PodUid>) {
@@ -143,18 +137,13 @@ impl Hub {
         self.ztunnels.subscribe()
     }
 
-    /// Stops sending messages and ends all waits.
-    pub fn stop(&self) {
-        self.update(|state, _| state.stop());
-    }
-
     pub async fn fetch_missing(&self) -> Infallible {
         let mut reported = 0;
         loop {
             let failed = self.fetch_round().await;
             // The failure is logged only when the number changes: an unavailable netconfig must not fill the log.
-            if let Some((sandbox, error)) = failed.first().filter(|_| failed.len() != reported) {
-                let (missing, error) = (failed.len(), with_causes(error));
+            if let Some((sandbox, failure)) = failed.first().filter(|_| failed.len() != reported) {
+                let (missing, error) = (failed.len(), &failure.message);
                 tracing::warn!(missing, %sandbox, error, "Descriptors are missing");
             }
             reported = failed.len();
@@ -167,107 +156,67 @@ impl Hub {
         }
     }
 
-    async fn fetch_round(&self) -> Vec<(SandboxRef, FetchError)> {
+    async fn fetch_round(&self) -> Vec<(SandboxRef, Failure)> {
         let missing: Vec<_> = {
-            let state = self.lock();
+            let state = self.state();
             let missing = state.desired().missing();
             missing.map(|(it, netns)| (it.clone(), netns)).collect()
         };
         futures_util::stream::iter(missing)
-            .map(|(sandbox, netns)| self.fetch(sandbox, netns))
+            .map(async |(sandbox, netns)| {
+                let fetched = self.descriptors.fetch(&sandbox, netns).await;
+                let stored = fetched.map(|descriptor| self.state().store(&sandbox, descriptor));
+                stored.map_err(|failure| (sandbox, failure))
+            })
             .buffer_unordered(MAX_CONCURRENT_FETCHES)
             .filter_map(|fetched| std::future::ready(fetched.err()))
             .collect()
             .await
     }
 
-    async fn fetch(
-        &self,
-        sandbox: SandboxRef,
-        netns: NetnsId,
-    ) -> Result<(), (SandboxRef, FetchError)> {
-        match self.descriptors.fetch(&sandbox, netns).await {
-            Ok(it) => {
-                self.update(|state, now| state.store(&sandbox, it, now));
-                Ok(())
-            }
-            Err(error) => Err((sandbox, error)),
-        }
-    }
-
-    /// Notifies of every change that may concern a session.
-    pub(crate) fn changes(&self) -> watch::Receiver<()> {
-        self.changed.subscribe()
-    }
-
-    pub(crate) fn connect(&self, peer: Peer) -> SessionId {
-        self.with_state(|state, now| state.connect(peer, now))
-    }
-
-    pub(crate) fn hello(&self, id: SessionId) {
-        self.with_state(|state, now| state.hello(id, now));
-    }
-
-    pub(crate) fn next(&self, id: SessionId) -> Option<Message> {
-        self.with_state(|state, now| state.next(id, now))
-    }
-
-    pub(crate) fn ack(
-        &self,
-        id: SessionId,
-        answer: Result<(), Nack>,
-    ) -> Result<Answered, SessionEnd> {
-        let (answered, cleared) = self.with_state(|state, now| {
-            let answered = state.ack(id, answer, now);
-            (answered, state.take_cleared())
+    /// Returns the desired set, ordered by sandbox, with each workload's state, and the sessions, oldest first.
+    pub fn list(&self) -> wire::ListWorkloadsResponse {
+        let state = self.state();
+        let mut entries: Vec<_> = state.desired().entries().collect();
+        entries.sort_by(|one, other| one.workload.sandbox.cmp(&other.workload.sandbox));
+        let workloads = entries.into_iter().map(|entry| {
+            let uid = &entry.workload.uid;
+            let current = state.desired().current(uid);
+            // A sandbox that its pod no longer uses has no state in any session.
+            let current = current.filter(|it| it.workload.sandbox == entry.workload.sandbox);
+            let states = current.into_iter().flat_map(|entry| {
+                let phases = state.phases(entry, now());
+                phases.filter_map(|(id, phase)| {
+                    let session = state.sessions().get(&id)?;
+                    Some(view::workload_state(id, session, entry, phase))
+                })
+            });
+            let suspicion = state.inputs().quarantine.suspicion(uid);
+            view::workload_status(entry, states.collect(), suspicion)
         });
-        if cleared {
-            self.changed.send_replace(());
+        wire::ListWorkloadsResponse {
+            instance_id: String::new(),
+            seeded: state.desired().is_seeded(),
+            workloads: workloads.collect(),
+            sessions: sessions(&state),
         }
-        answered
     }
 
-    pub(crate) fn on_send_failed(&self, id: SessionId) {
-        self.lock().on_send_failed(id);
-    }
-
-    pub(crate) fn wake_at(&self, id: SessionId) -> Option<Instant> {
-        self.lock().wake_at(id).map(Instant::from_std)
-    }
-
-    pub(crate) fn check_deadline(&self, id: SessionId) -> Result<(), SessionEnd> {
-        self.lock().check_deadline(id, Instant::now().into_std())
-    }
-
-    pub(crate) fn disconnect(&self, id: SessionId, why: &str) {
-        self.with_state(|state, now| state.disconnect(id, why, now));
-    }
-
-    fn update<T>(&self, act: impl FnOnce(&mut State, std::time::Instant) -> T) -> T {
-        let result = self.with_state(act);
-        self.changed.send_replace(());
-        result
-    }
-
-    fn with_state<T>(&self, act: impl FnOnce(&mut State, std::time::Instant) -> T) -> T {
-        let mut state = self.lock();
-        let result = act(&mut state, Instant::now().into_std());
-        for event in state.take_events() {
-            self.conditions.set(ZTUNNEL, ztunnel_condition(&state));
-            self.events.send(event).unwrap_or_default();
-        }
-        result
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns whether the set is known, the sessions, and a receiver of later changes.
+    pub fn watch(&self) -> (bool, Vec<wire::Session>, broadcast::Receiver<wire::Session>) {
+        let state = self.state();
+        (
+            state.desired().is_seeded(),
+            sessions(&state),
+            state.events(),
+        )
     }
 }
 
-fn ztunnel_condition(state: &State) -> Result<(), String> {
-    let live = |(_, session): (_, &Session)| session.stage() == Stage::Live;
-    if state.sessions().greeted().any(live) {
-        return Ok(());
-    }
-    Err(NO_ZTUNNEL.to_owned())
+fn sessions(state: &State) -> Vec<wire::Session> {
+    let sessions = state.sessions().iter().map(|(id, session)| {
+        let queued = session.queued(state.inputs(), now());
+        view::session(*id, session, session.phase(), queued)
+    });
+    sessions.collect()
 }

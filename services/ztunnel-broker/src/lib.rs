@@ -5,13 +5,10 @@
 //! protocol state of a single ztunnel, [`desired`] the desired set, and [`state`] both together. [`hub`] shares them
 //! between tasks, and [`zds`] and [`server`] serve the two sockets.
 
-mod admission;
-pub mod capabilities;
+pub mod admission;
 pub mod config;
-pub mod connection_limit;
 pub mod descriptors;
 pub mod desired;
-pub mod error;
 pub mod host_pid;
 pub mod hub;
 pub mod message;
@@ -21,17 +18,12 @@ mod netns_connection;
 pub mod next_message;
 pub mod outcome;
 pub mod peer;
-pub mod pending;
 pub mod quarantine;
-pub mod queue;
-pub mod rate_limit;
 pub mod server;
 pub mod session;
-pub mod session_view;
-pub mod sessions;
 pub mod state;
-pub mod tombstone;
-pub mod watch;
+mod view;
+pub mod waits;
 pub mod zds;
 
 #[cfg(test)]
@@ -44,7 +36,7 @@ use inpod_proto::ztunnelbroker::v1::ztunnel_broker_service_server::ZtunnelBroker
 use inpod_service::uds;
 use nix::sys::socket::SockType;
 
-use crate::{config::Config, descriptors::Descriptors, hub::Hub, server::Handler, zds::Listener};
+use crate::{config::Config, descriptors::Descriptors, hub::Hub, server::Handler};
 
 pub const SERVICE: inpod_service::Service = inpod_service::Service {
     name: "ztunnel-broker",
@@ -72,8 +64,7 @@ pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Resul
     daemon
         .metrics()
         .register(|registry| metrics::register(registry, &hub));
-    let listener = Listener::bind(&config.zds_socket).context("cannot serve ZDS")?;
-    let listener = listener.admitting(policy);
+    let listener = zds::listen(&config.zds_socket).context("cannot serve ZDS")?;
     let handler = Handler::new(
         Arc::clone(&hub),
         daemon.instance_id(),
@@ -85,17 +76,18 @@ pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Resul
         .add_service(ZtunnelBrokerServiceServer::new(handler));
     let ztunnels = async {
         tokio::select! {
-            never = listener.serve(Arc::clone(&hub)) => match never {},
+            never = admission::serve(listener, Arc::clone(&hub), policy) => match never {},
             never = hub.fetch_missing() => match never {},
             () = daemon.shutdown().requested() => {}
         }
         // Ztunnels keep serving their pods. Waiting callers are answered to keep the drain short.
-        hub.stop();
+        hub.state().stop();
         Ok(())
     };
     tokio::try_join!(server.serve(), ztunnels)?;
     // Without pods, a successor needs neither the socket nor the recorded state.
-    if hub.is_seeded() && hub.desired() == 0 {
+    let state = hub.state();
+    if state.desired().is_seeded() && state.desired().entries().next().is_none() {
         daemon.remove_state_on_exit(true);
         uds::remove_socket(&config.zds_socket, SockType::SeqPacket)?;
     }

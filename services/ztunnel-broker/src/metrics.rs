@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use inpod_proto::ztunnelbroker::v1::{SessionPhase, WorkloadPhase};
 use inpod_service::metrics::{ObservableGauge, duration_histogram};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, histogram::Histogram},
@@ -9,14 +10,13 @@ use prometheus_client::{
 };
 
 use crate::{
-    hub::Hub,
-    nack::{Nack, NackKind},
-    session::Stage,
-    session_view::Progress,
+    hub::{self, Hub},
+    nack::Nack,
+    session::Session,
 };
 
 type ByVerbAndResult = [(&'static str, &'static str); 2];
-type ByKind = [(&'static str, &'static str); 1];
+type ByKind = [(&'static str, String); 1];
 
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -48,18 +48,10 @@ impl Metrics {
         self.answers.get_or_create(&labels).inc();
         self.waits.observe(wait.as_secs_f64());
         if let Some(nack) = nack {
-            let labels = [("kind", kind_name(nack.kind))];
-            self.refusals.get_or_create(&labels).inc();
+            let kind = nack.kind.as_str_name().trim_start_matches("REFUSAL_");
+            let kind = kind.to_lowercase().replace('_', "-");
+            self.refusals.get_or_create(&[("kind", kind)]).inc();
         }
-    }
-}
-
-fn kind_name(kind: NackKind) -> &'static str {
-    match kind {
-        NackKind::StartFailure => "start-failure",
-        NackKind::ReadError => "read-error",
-        NackKind::ProtocolError => "protocol-error",
-        NackKind::Other => "other",
     }
 }
 
@@ -73,62 +65,97 @@ pub(crate) fn register(registry: &mut Registry, hub: &Arc<Hub>) {
     registry.register("refusals", help, metrics.refusals);
     let help = "Time from a message to ztunnel until its answer";
     registry.register_with_unit("answer_wait", help, Unit::Seconds, metrics.waits);
-    watch_sessions(registry, hub);
-    watch_workloads(registry, hub);
+    for (name, help, read) in GAUGES {
+        let hub = Arc::clone(hub);
+        let read = move || read(&hub);
+        registry.register_collector(ObservableGauge::new(name, help, read));
+    }
+    for (name, help, read) in GAUGES_BY_PHASE {
+        let hub = Arc::clone(hub);
+        let read = move || read(&hub);
+        registry.register_collector(ObservableGauge::by_label("phase", name, help, read));
+    }
 }
 
-fn watch_sessions(registry: &mut Registry, hub: &Arc<Hub>) {
-    let help = "Connected ztunnels, by phase";
-    let read = reading(hub, |hub| sessions(&hub.stages()));
-    registry.register_collector(ObservableGauge::by_label("phase", "sessions", help, read));
-    let help = "Pods that wait in the queues of all sessions";
-    let read = reading(hub, |hub| number(hub.queued()));
-    registry.register_collector(ObservableGauge::new("queue_depth", help, read));
+type Gauge<T> = (&'static str, &'static str, fn(&Hub) -> T);
+
+const GAUGES: [Gauge<u64>; 4] = [
+    (
+        "queue_depth",
+        "Pods that wait in the queues of all sessions",
+        |hub| {
+            let state = hub.state();
+            let queued = |it: &Session| it.queued(state.inputs(), hub::now());
+            number(state.sessions().values().map(queued).sum())
+        },
+    ),
+    (
+        "desired_workloads",
+        "Workloads that ztunnels are to serve",
+        |hub| number(hub.state().desired().entries().count()),
+    ),
+    (
+        "seeded",
+        "Whether pod-events has sent the desired set; nothing is sent to ztunnels before",
+        |hub| u64::from(hub.state().desired().is_seeded()),
+    ),
+    (
+        "descriptors",
+        "Descriptors of network namespaces that are open",
+        Hub::descriptors,
+    ),
+];
+
+const GAUGES_BY_PHASE: [Gauge<Counts>; 2] = [
+    ("sessions", "Connected ztunnels, by phase", |hub| {
+        let state = hub.state();
+        let phases = state.sessions().values().map(Session::phase);
+        count_sessions(&phases.collect::<Vec<_>>())
+    }),
+    (
+        "workloads",
+        "Workloads in connected ztunnels, by phase",
+        |hub| {
+            let state = hub.state();
+            let pods = state.desired().pods();
+            let phases = pods.flat_map(|(_, entry)| state.phases(entry, hub::now()));
+            count_workloads(&phases.map(|(_, phase)| phase).collect::<Vec<_>>())
+        },
+    ),
+];
+
+type Counts = Vec<(&'static str, u64)>;
+
+fn count_sessions(phases: &[SessionPhase]) -> Counts {
+    let names = [
+        ("connected", SessionPhase::Connected),
+        ("snapshot", SessionPhase::Snapshot),
+        ("live", SessionPhase::Live),
+    ];
+    count_all(&names, phases)
 }
 
-fn watch_workloads(registry: &mut Registry, hub: &Arc<Hub>) {
-    let help = "Workloads that ztunnels are to serve";
-    let read = reading(hub, |hub| number(hub.desired()));
-    registry.register_collector(ObservableGauge::new("desired_workloads", help, read));
-    let help = "Whether pod-events has sent the desired set; nothing is sent to ztunnels before";
-    let read = reading(hub, |hub| u64::from(hub.is_seeded()));
-    registry.register_collector(ObservableGauge::new("seeded", help, read));
-    let help = "Workloads in connected ztunnels, by phase";
-    let read = reading(hub, |hub| workloads(&hub.progress()));
-    registry.register_collector(ObservableGauge::by_label("phase", "workloads", help, read));
-    let help = "Descriptors of network namespaces that are open";
-    let read = reading(hub, |hub| hub.descriptors());
-    registry.register_collector(ObservableGauge::new("descriptors", help, read));
+fn count_workloads(phases: &[WorkloadPhase]) -> Counts {
+    let names = [
+        ("queued", WorkloadPhase::Queued),
+        ("sent", WorkloadPhase::Sent),
+        ("added", WorkloadPhase::Added),
+        ("kept", WorkloadPhase::Kept),
+        ("refused", WorkloadPhase::Refused),
+        ("quarantined", WorkloadPhase::Quarantined),
+    ];
+    count_all(&names, phases)
 }
 
-fn reading<T>(hub: &Arc<Hub>, read: fn(&Hub) -> T) -> impl Fn() -> T + Send + Sync + use<T> {
-    let hub = Arc::clone(hub);
-    move || read(&hub)
+/// Counts each named phase, even if nothing is in it.
+fn count_all<P: PartialEq>(names: &[(&'static str, P)], phases: &[P]) -> Counts {
+    let count = |wanted: &P| number(phases.iter().filter(|phase| *phase == wanted).count());
+    let counts = names.iter().map(|(name, phase)| (*name, count(phase)));
+    counts.collect()
 }
 
 fn number(count: usize) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
-}
-
-fn sessions(stages: &[Stage]) -> [(&'static str, u64); 3] {
-    let count = |wanted| number(stages.iter().filter(|stage| **stage == wanted).count());
-    [
-        ("connected", count(Stage::Connected)),
-        ("snapshot", count(Stage::Snapshot)),
-        ("live", count(Stage::Live)),
-    ]
-}
-
-fn workloads(progress: &[Progress]) -> [(&'static str, u64); 6] {
-    let count = |wanted| number(progress.iter().filter(|it| **it == wanted).count());
-    [
-        ("queued", count(Progress::Queued)),
-        ("sent", count(Progress::Sent)),
-        ("added", count(Progress::Added)),
-        ("kept", count(Progress::Kept)),
-        ("refused", count(Progress::Refused)),
-        ("quarantined", count(Progress::Quarantined)),
-    ]
 }
 
 #[cfg(test)]
@@ -136,16 +163,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_phase_is_counted_even_if_no_ztunnel_is_in_it() {
-        let found = sessions(&[Stage::Live, Stage::Live, Stage::Connected]);
+    fn every_phase_is_counted_even_if_nothing_is_in_it() {
+        let found = count_sessions(&[
+            SessionPhase::Live,
+            SessionPhase::Live,
+            SessionPhase::Connected,
+        ]);
         assert_eq!(found, [("connected", 1), ("snapshot", 0), ("live", 2)]);
-    }
-
-    #[test]
-    fn every_phase_of_a_workload_is_counted_even_if_none_is_in_it() {
-        let found = workloads(&[Progress::Added, Progress::Added, Progress::Quarantined]);
-        let names = found.map(|(name, _)| name);
-        assert_eq!(names.len(), 6);
-        assert_eq!(found.map(|(_, count)| count), [0, 0, 2, 0, 0, 1]);
+        let found = count_workloads(&[WorkloadPhase::Added, WorkloadPhase::Quarantined]);
+        let counts: Vec<_> = found.iter().map(|(_, count)| *count).collect();
+        assert_eq!(counts, [0, 0, 1, 0, 0, 1]);
     }
 }

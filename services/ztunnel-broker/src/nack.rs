@@ -1,34 +1,15 @@
 //! Negative acknowledgements of ztunnel.
 
-const MAX_MESSAGE_BYTES: usize = 512;
+use inpod_proto::ztunnelbroker::v1::Refusal;
 
-/// The kind of an error, by the prefix of stock ztunnel's message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NackKind {
-    /// The pod's proxy did not start. The connection stays, and ztunnel is not ready while it retries the pod.
-    StartFailure,
-    /// The packet could not be read, so stock ztunnel closes the connection and reconnects.
-    ReadError,
-    /// The message was not allowed, so stock ztunnel exits.
-    ProtocolError,
-    Other,
-}
+const MAX_MESSAGE_BYTES: usize = 512;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nack {
-    pub kind: NackKind,
+    /// The kind of the error, by the prefix of stock ztunnel's message.
+    pub kind: Refusal,
     /// The error text, truncated to 512 bytes.
     pub message: String,
-}
-
-impl NackKind {
-    /// Returns whether stock ztunnel closes the connection or exits afterwards.
-    pub fn ends_session(self) -> bool {
-        match self {
-            Self::ReadError | Self::ProtocolError => true,
-            Self::StartFailure | Self::Other => false,
-        }
-    }
 }
 
 impl Nack {
@@ -43,16 +24,24 @@ impl Nack {
             message: message.unwrap_or_default().to_owned(),
         })
     }
+
+    /// Returns whether stock ztunnel closes the connection or exits afterwards.
+    pub fn ends_session(&self) -> bool {
+        matches!(self.kind, Refusal::ReadError | Refusal::ProtocolError)
+    }
 }
 
-fn kind_of(error: &str) -> NackKind {
+fn kind_of(error: &str) -> Refusal {
     let kinds = [
-        ("failure to start proxy", NackKind::StartFailure),
-        ("failure to read message", NackKind::ReadError),
-        ("failure to process message", NackKind::ProtocolError),
+        // The pod's proxy did not start. The connection stays, and ztunnel is not ready while it retries the pod.
+        ("failure to start proxy", Refusal::StartFailure),
+        // The packet could not be read, so stock ztunnel closes the connection and reconnects.
+        ("failure to read message", Refusal::ReadError),
+        // The message was not allowed, so stock ztunnel exits.
+        ("failure to process message", Refusal::ProtocolError),
     ];
     let found = kinds.iter().find(|(prefix, _)| error.starts_with(prefix));
-    found.map_or(NackKind::Other, |(_, kind)| *kind)
+    found.map_or(Refusal::Other, |(_, kind)| *kind)
 }
 
 #[cfg(test)]
@@ -67,16 +56,16 @@ mod tests {
     #[test]
     fn stock_ztunnels_prefixes_determine_the_kind() {
         let table = [
-            ("failure to start proxy : Bind(..)", NackKind::StartFailure),
+            ("failure to start proxy : Bind(..)", Refusal::StartFailure),
             (
                 "failure to read message : received truncated message",
-                NackKind::ReadError,
+                Refusal::ReadError,
             ),
             (
                 "failure to process message : ProtocolError(\"..\")",
-                NackKind::ProtocolError,
+                Refusal::ProtocolError,
             ),
-            ("out of cheese", NackKind::Other),
+            ("out of cheese", Refusal::Other),
         ];
         for (message, kind) in table {
             assert_eq!(Nack::parse(message).unwrap_err().kind, kind, "{message}");

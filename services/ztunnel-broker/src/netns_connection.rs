@@ -13,8 +13,6 @@ use tokio_seqpacket::{
     ancillary::{AncillaryMessageReader, OwnedAncillaryMessage},
 };
 
-use crate::descriptors::FetchError;
-
 /// Bounds the memory for the response of a broken netconfig; correct responses are far shorter.
 const MAX_RESPONSE_BYTES: u32 = 64 * 1024;
 
@@ -36,17 +34,17 @@ impl Connection {
     }
 
     /// Sends a request and returns its answer and the connection, which is closed after a failure.
-    pub(crate) async fn exchange(self, request: &[u8]) -> Result<(Answer, Self), FetchError> {
+    pub(crate) async fn exchange(self, request: &[u8]) -> io::Result<(Answer, Self)> {
         let packet = frame(request)?;
         if self.0.send(&packet).await? < packet.len() {
-            return Err(io::Error::from(io::ErrorKind::WriteZero).into());
+            return Err(io::ErrorKind::WriteZero.into());
         }
         let answer = self.receive().await?;
         Ok((answer, self))
     }
 
     /// Receives the response and the descriptor, in one packet or in several.
-    async fn receive(&self) -> Result<Answer, FetchError> {
+    async fn receive(&self) -> io::Result<Answer> {
         let (mut bytes, mut fds) = (Vec::new(), Vec::new());
         loop {
             let (mut buffer, mut control) = ([0; 512], Control([0; 64]));
@@ -55,10 +53,10 @@ impl Connection {
             fds.extend(descriptors(ancillary));
             // The kernel has closed the descriptors that did not fit.
             if info.ancillary_truncated() {
-                return Err(ANOTHER_COUNT);
+                return Err(invalid(ANOTHER_COUNT));
             }
             match buffer.get(..info.bytes_read()) {
-                Some([]) | None => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                Some([]) | None => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Some(received) => bytes.extend_from_slice(received),
             }
             match (parse(&bytes)?, fds.pop()) {
@@ -67,13 +65,17 @@ impl Connection {
                     return Ok(Answer::Netns(netns, fd));
                 }
                 (Some(Found::Failure(failure)), None) => return Ok(Answer::Failure(failure)),
-                (Some(_), _) => return Err(ANOTHER_COUNT),
+                (Some(_), _) => return Err(invalid(ANOTHER_COUNT)),
             }
         }
     }
 }
 
-const ANOTHER_COUNT: FetchError = FetchError::Malformed("it does not carry exactly one descriptor");
+const ANOTHER_COUNT: &str = "the answer does not carry exactly one descriptor";
+
+fn invalid(problem: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, problem)
+}
 
 /// Control messages must be aligned like `size_t`.
 #[repr(align(8))]
@@ -95,13 +97,13 @@ pub(crate) fn frame(message: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 /// Returns the response; `None` until the response is complete, including the byte that accompanies the descriptor.
-fn parse(received: &[u8]) -> Result<Option<Found>, FetchError> {
+fn parse(received: &[u8]) -> io::Result<Option<Found>> {
     let Some((length, rest)) = received.split_first_chunk() else {
         return Ok(None);
     };
     let length = u32::from_be_bytes(*length);
     if length > MAX_RESPONSE_BYTES {
-        return Err(FetchError::Malformed("it is too long"));
+        return Err(invalid("the answer is too long"));
     }
     let Some((message, rest)) =
         rest.split_at_checked(usize::try_from(length).map_err(io::Error::other)?)
@@ -109,15 +111,13 @@ fn parse(received: &[u8]) -> Result<Option<Found>, FetchError> {
         return Ok(None);
     };
     let response = FetchNetnsResponse::decode(message);
-    let response = response.map_err(|_| FetchError::Malformed("it cannot be decoded"))?;
+    let response = response.map_err(|_| invalid("the answer cannot be decoded"))?;
     match (response.result, rest) {
         (Some(Found::Netns(_)), []) => Ok(None),
         (Some(found @ Found::Netns(_)), [_]) | (Some(found @ Found::Failure(_)), []) => {
             Ok(Some(found))
         }
-        (Some(_), _) => Err(FetchError::Malformed("more follows than announced")),
-        (None, _) => Err(FetchError::Malformed(
-            "it has neither a netns nor a failure",
-        )),
+        (Some(_), _) => Err(invalid("more follows the answer than announced")),
+        (None, _) => Err(invalid("the answer has neither a netns nor a failure")),
     }
 }

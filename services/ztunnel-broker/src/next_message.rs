@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use inpod_proto::ztunnelbroker::v1::WorkloadPhase;
 use inpod_types::{NetnsId, WorkloadInfo};
 
 use crate::{desired::Entry, nack::Nack};
@@ -15,9 +16,14 @@ pub struct Target {
 impl Target {
     /// Returns `None` while the workload's descriptor is missing.
     pub fn of(entry: &Entry) -> Option<Self> {
-        let netns = entry.descriptor()?.netns();
-        let info = entry.workload().info.clone();
+        let netns = entry.descriptor.as_ref()?.netns();
+        let info = entry.workload.info.clone();
         Some(Self { netns, info })
+    }
+
+    fn is_of(&self, entry: &Entry) -> bool {
+        let netns = entry.descriptor.as_ref().map(|held| held.netns());
+        netns == Some(self.netns) && entry.workload.info == self.info
     }
 }
 
@@ -48,8 +54,6 @@ pub struct Refusal {
 pub enum Action {
     /// The pod is in sync, or no message would improve it.
     Nothing,
-    /// Drop the record without a message.
-    Forget,
     Add,
     /// Only possible within the snapshot.
     Keep,
@@ -60,41 +64,47 @@ pub enum Action {
 /// new netns is missing, ztunnel continues with the old netns.
 pub fn decide(state: Option<&PodState>, wanted: Option<&Entry>, now: Instant) -> Action {
     match (state, wanted) {
-        (None, None) => Action::Nothing,
-        (None, Some(entry)) if entry.descriptor().is_some() => Action::Add,
+        (None, None) | (Some(PodState::Cleared(_)), None) => Action::Nothing,
+        (None, Some(entry)) if entry.descriptor.is_some() => Action::Add,
         (None, Some(_)) => Action::Keep,
-        (Some(PodState::Cleared(_)), None) => Action::Nothing,
-        (Some(PodState::Refused(refusal)), None) if !refusal.pending => Action::Forget,
+        (Some(PodState::Refused(refusal)), None) if !refusal.pending => Action::Nothing,
         (Some(_), None) => Action::Del,
-        (Some(state), Some(entry)) => decide_change(state, Target::of(entry).as_ref(), now),
-    }
-}
-
-fn decide_change(state: &PodState, wanted: Option<&Target>, now: Instant) -> Action {
-    match (state, wanted) {
-        (PodState::Refused(refusal), _) if refusal.pending => Action::Del,
-        (_, None) => Action::Nothing,
-        (PodState::Kept, Some(_)) => Action::Add,
-        (PodState::Added(target), Some(wanted)) => decide_replacement(target, wanted),
-        (PodState::Refused(refusal), Some(wanted)) => {
-            let due = refusal.retry_at <= now || refusal.target != *wanted;
-            if due { Action::Add } else { Action::Nothing }
+        (Some(PodState::Refused(refusal)), Some(_)) if refusal.pending => Action::Del,
+        (Some(state), Some(entry)) if entry.descriptor.is_some() => {
+            decide_change(state, entry, now)
         }
-        // ztunnel ignores changed info of a served netns, and may serve the pod until the snapshot is complete.
-        (PodState::Cleared(info), Some(wanted)) if *info == wanted.info => Action::Add,
-        (PodState::Cleared(_), Some(_)) => Action::Nothing,
+        (Some(_), Some(_)) => Action::Nothing,
     }
 }
 
-/// Decides how to replace an added pod. An Add with another netns replaces the pod; ztunnel would ignore an Add with
-/// the same netns and other info.
-fn decide_replacement(acknowledged: &Target, wanted: &Target) -> Action {
-    if acknowledged == wanted {
-        Action::Nothing
-    } else if acknowledged.netns == wanted.netns {
-        Action::Del
-    } else {
-        Action::Add
+/// Decides how to change a pod whose descriptor is held. An Add with another netns replaces the pod; ztunnel would
+/// ignore an Add with the same netns and other info.
+fn decide_change(state: &PodState, wanted: &Entry, now: Instant) -> Action {
+    match state {
+        PodState::Kept => Action::Add,
+        PodState::Added(target) if target.is_of(wanted) => Action::Nothing,
+        PodState::Added(target) if wanted.workload.netns == Some(target.netns) => Action::Del,
+        PodState::Added(_) => Action::Add,
+        PodState::Refused(refusal) if is_waiting(refusal, wanted, now) => Action::Nothing,
+        PodState::Refused(_) => Action::Add,
+        // ztunnel ignores changed info of a served netns, and may serve the pod until the snapshot is complete.
+        PodState::Cleared(info) if *info == wanted.workload.info => Action::Add,
+        PodState::Cleared(_) => Action::Nothing,
+    }
+}
+
+/// Returns whether the refusal is of the wanted workload, and the time of its retry is not reached.
+fn is_waiting(refusal: &Refusal, wanted: &Entry, now: Instant) -> bool {
+    refusal.target.is_of(wanted) && refusal.retry_at > now
+}
+
+/// Returns the phase of a pod about which no message is in flight.
+pub fn phase(state: Option<&PodState>, wanted: &Entry, now: Instant) -> WorkloadPhase {
+    match state {
+        Some(PodState::Added(target)) if target.is_of(wanted) => WorkloadPhase::Added,
+        Some(PodState::Kept) if wanted.descriptor.is_none() => WorkloadPhase::Kept,
+        Some(PodState::Refused(it)) if is_waiting(it, wanted, now) => WorkloadPhase::Refused,
+        Some(_) | None => WorkloadPhase::Queued,
     }
 }
 
@@ -106,7 +116,6 @@ mod tests {
     use crate::{
         desired::Desired,
         fixture::{descriptor, info, netns, uid, workload},
-        nack::NackKind,
     };
 
     fn wanted(inode: u64, held: bool) -> Entry {
@@ -131,7 +140,7 @@ mod tests {
         PodState::Refused(Refusal {
             target: target(1, "p"),
             nack: Nack {
-                kind: NackKind::StartFailure,
+                kind: inpod_proto::ztunnelbroker::v1::Refusal::StartFailure,
                 message,
             },
             times: 1,
@@ -192,7 +201,7 @@ mod tests {
         check(now, &back(), &Some(wanted(1, true)), Action::Nothing);
         check(later, &back(), &Some(wanted(1, true)), Action::Add);
         check(now, &back(), &Some(wanted(2, true)), Action::Add);
-        check(now, &back(), &None, Action::Forget);
+        check(now, &back(), &None, Action::Nothing);
     }
 
     #[test]

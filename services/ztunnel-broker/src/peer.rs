@@ -1,20 +1,18 @@
 //! Authentication of the processes that connect to the ZDS socket.
 //!
 //! An admitted process receives every pod's network namespace, so being root is not enough: the process's cgroup must
-//! name a pod that pod-events reports as a ztunnel, and the process's capabilities must be exactly a ztunnel's. The
-//! process is inspected through its pidfd.
+//! name a pod that pod-events reports as a ztunnel. The process is inspected through its pidfd.
 
-use std::{collections::BTreeSet, io};
+use std::collections::BTreeSet;
 
-use inpod_service::peer::{Cgroup, Process, Refused, Setting};
+use inpod_service::peer::{Cgroup, Process, Setting};
 use inpod_types::{
     PodUid,
     cgroup::{PodKey, find_container},
+    with_causes,
 };
 use nix::sys::socket::{getsockopt, sockopt};
 use tokio_seqpacket::UnixSeqpacket;
-
-use crate::capabilities::{Capabilities, RequiredCapabilities};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
@@ -23,6 +21,7 @@ pub struct Peer {
     /// The cgroup at the time of the connection; `None` if the policy does not check cgroups.
     pub cgroup: Option<String>,
     pub pod_uid: Option<PodUid>,
+    pub ztunnel: Ztunnel,
 }
 
 /// The pod of a ztunnel, or the process if the pod is not known.
@@ -34,84 +33,44 @@ pub enum Ztunnel {
 }
 
 impl Peer {
-    pub fn ztunnel(&self) -> Ztunnel {
-        let process = Ztunnel::Process(self.pid);
-        self.pod_uid.clone().map_or(process, Ztunnel::Pod)
+    pub fn from_pid(pid: i32) -> Self {
+        Self::new(pid, None, None)
     }
 
-    pub fn from_pid(pid: i32) -> Self {
+    pub(crate) fn new(pid: i32, cgroup: Option<String>, pod_uid: Option<PodUid>) -> Self {
+        let ztunnel = pod_uid.clone().map_or(Ztunnel::Process(pid), Ztunnel::Pod);
         Self {
             pid,
-            cgroup: None,
-            pod_uid: None,
+            cgroup,
+            pod_uid,
+            ztunnel,
         }
     }
-}
 
-#[derive(Debug, thiserror::Error)]
-pub enum AdmissionError {
-    #[error("cannot read the peer's credentials")]
-    Credentials(#[source] io::Error),
-    #[error("process {pid} has uid {uid}, not ours")]
-    Uid { pid: i32, uid: u32 },
-    /// The process may have ended, and its PID may have been reused.
-    #[error("cannot inspect process {pid}")]
-    Process { pid: i32, source: Refused },
-    #[error("process {pid} in {cgroup} is not at {root} or below")]
-    WrongCgroup {
-        pid: i32,
-        cgroup: String,
-        /// The cgroup that the setting requires.
-        root: String,
-    },
-    /// The cgroup names no pod or several pods.
-    #[error("process {pid} in {cgroup} is in no pod's container")]
-    NoPod { pid: i32, cgroup: String },
-    #[error(
-        "process {pid} in {cgroup} does not have the capabilities of a ztunnel: it {difference}"
-    )]
-    Capabilities {
-        pid: i32,
-        cgroup: String,
-        difference: String,
-    },
-    #[error("process {pid} in {cgroup} is in a pod that is not a ztunnel of this node")]
-    NotZtunnel { pid: i32, cgroup: String },
-    #[error(
-        "process {pid} in {cgroup} may be a ztunnel: pod-events has not reported this node's ztunnel pods yet"
-    )]
-    ZtunnelsUnknown { pid: i32, cgroup: String },
-    #[error("process {pid}{}: too many connections", .cgroup.as_ref().map(|it| format!(" in {it}")).unwrap_or_default())]
-    TooManyConnections {
-        pid: i32,
-        /// `None` if the policy does not check the cgroup.
-        cgroup: Option<String>,
-    },
-}
-
-impl AdmissionError {
-    /// Returns whether the peer would be admitted if pod-events reported its pod as a ztunnel.
-    pub fn may_be_admitted_later(&self) -> bool {
-        matches!(self, Self::NotZtunnel { .. } | Self::ZtunnelsUnknown { .. })
-    }
-
-    /// Returns the cgroup, or whatever else identifies the peer.
+    /// Returns the cgroup, or whatever else identifies the peer. Limits and log lines count by origin.
     pub fn origin(&self) -> String {
-        match self {
-            Self::Credentials(_) => String::new(),
-            Self::Uid { uid, .. } => format!("uid {uid}"),
-            Self::Process { pid, .. } | Self::TooManyConnections { pid, cgroup: None } => {
-                format!("process {pid}")
-            }
-            Self::WrongCgroup { cgroup, .. }
-            | Self::NoPod { cgroup, .. }
-            | Self::Capabilities { cgroup, .. }
-            | Self::NotZtunnel { cgroup, .. }
-            | Self::ZtunnelsUnknown { cgroup, .. }
-            | Self::TooManyConnections {
-                cgroup: Some(cgroup),
-                ..
-            } => cgroup.clone(),
+        let cgroup = self.cgroup.clone();
+        cgroup.unwrap_or_else(|| format!("process {}", self.pid))
+    }
+}
+
+/// A refusal of a peer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
+pub struct NotAdmitted {
+    pub why: String,
+    /// See [`Peer::origin`].
+    pub origin: String,
+    /// True if the peer would be admitted if pod-events reported its pod as a ztunnel.
+    pub may_come: bool,
+}
+
+impl NotAdmitted {
+    pub(crate) fn new(origin: impl Into<String>, why: impl Into<String>) -> Self {
+        Self {
+            why: why.into(),
+            origin: origin.into(),
+            may_come: false,
         }
     }
 }
@@ -120,7 +79,6 @@ impl AdmissionError {
 pub struct Policy {
     uid: u32,
     setting: Setting,
-    capabilities: RequiredCapabilities,
 }
 
 /// A connected process with the user ID of the broker.
@@ -132,18 +90,12 @@ pub struct Candidate {
 }
 
 impl Policy {
-    /// Requires the broker's user ID in addition to the settings.
-    pub fn new(setting: Setting, capabilities: RequiredCapabilities) -> Self {
+    /// Requires the broker's user ID in addition to the setting.
+    pub fn new(setting: Setting) -> Self {
         Self {
             uid: nix::unistd::geteuid().as_raw(),
             setting,
-            capabilities,
         }
-    }
-
-    /// Creates a policy that checks only the user ID, for demos and development.
-    pub fn same_uid() -> Self {
-        Self::new(Setting::Uid, RequiredCapabilities::Any)
     }
 
     pub fn needs_host_pid(&self) -> bool {
@@ -155,115 +107,87 @@ impl Policy {
     /// # Errors
     ///
     /// If the process has another user ID, or cannot be inspected.
-    pub fn identify(&self, socket: &UnixSeqpacket) -> Result<Candidate, AdmissionError> {
-        let unreadable = |error: nix::Error| AdmissionError::Credentials(error.into());
-        let credentials = getsockopt(socket, sockopt::PeerCredentials).map_err(unreadable)?;
+    pub fn identify(&self, socket: &UnixSeqpacket) -> Result<Candidate, NotAdmitted> {
+        let credentials = getsockopt(socket, sockopt::PeerCredentials).map_err(|error| {
+            NotAdmitted::new("", format!("cannot read the peer's credentials: {error}"))
+        })?;
         let (pid, uid) = (credentials.pid(), credentials.uid());
         if uid != self.uid {
-            return Err(AdmissionError::Uid { pid, uid });
+            let why = format!("process {pid} has uid {uid}, not ours");
+            return Err(NotAdmitted::new(format!("uid {uid}"), why));
         }
-        let process = self
-            .needs_host_pid()
-            .then(|| Process::of_peer(socket))
-            .transpose()
-            .map_err(|source| AdmissionError::Process { pid, source })?;
-        Ok(Candidate { pid, process })
+        let process = self.needs_host_pid().then(|| Process::of_peer(socket));
+        let process = process.transpose();
+        Ok(Candidate {
+            pid,
+            process: process.map_err(|error| not_inspected(pid, &error))?,
+        })
     }
 
-    /// Decides by the process's current state and the known ztunnel pods.
+    /// Decides by the process's current cgroup and the known ztunnel pods.
     ///
     /// # Errors
     ///
-    /// If the process may not receive descriptors; see [`AdmissionError::may_be_admitted_later`].
+    /// If the process may not receive descriptors.
     pub fn admit(
         &self,
         candidate: &Candidate,
         ztunnels: Option<&BTreeSet<PodUid>>,
-    ) -> Result<Peer, AdmissionError> {
+    ) -> Result<Peer, NotAdmitted> {
         let pid = candidate.pid;
         let Some(process) = &candidate.process else {
             return Ok(Peer::from_pid(pid));
         };
-        let unreadable = |source| AdmissionError::Process { pid, source };
-        let (pid, cgroup) = process.read("cgroup").map_err(unreadable)?;
-        let (_, status) = process.read("status").map_err(unreadable)?;
-        let process = ProcessInfo {
-            pid,
-            cgroup,
-            permitted: Capabilities::permitted(&status),
-        };
-        self.check(&process, ztunnels)
+        let read = process.read("cgroup");
+        let (pid, cgroup) = read.map_err(|error| not_inspected(pid, &error))?;
+        self.check(pid, &cgroup, ztunnels)
     }
 
+    /// Checks a process by the text of its `/proc/<pid>/cgroup`.
     fn check(
         &self,
-        process: &ProcessInfo,
+        pid: i32,
+        text: &str,
         ztunnels: Option<&BTreeSet<PodUid>>,
-    ) -> Result<Peer, AdmissionError> {
-        let (pid, place) = (process.pid, Cgroup::parse(&process.cgroup));
+    ) -> Result<Peer, NotAdmitted> {
+        let place = Cgroup::parse(text);
         let cgroup = place.to_string();
-        match &self.setting {
-            Setting::Uid => Ok(Peer::from_pid(pid)),
-            Setting::Cgroup(root) if place.is_below(root) => Ok(Peer {
-                pid,
-                cgroup: Some(cgroup),
-                pod_uid: None,
-            }),
-            Setting::Cgroup(root) => Err(AdmissionError::WrongCgroup {
-                pid,
-                cgroup,
-                root: root.clone(),
-            }),
-            Setting::Pod => {
-                let uid = self.ztunnel(process, &cgroup, ztunnels)?;
-                Ok(Peer {
-                    pid,
-                    cgroup: Some(cgroup),
-                    pod_uid: Some(uid),
-                })
-            }
-        }
-    }
-
-    /// Returns the process's pod if the pod is a known ztunnel.
-    fn ztunnel(
-        &self,
-        process: &ProcessInfo,
-        cgroup: &str,
-        ztunnels: Option<&BTreeSet<PodUid>>,
-    ) -> Result<PodUid, AdmissionError> {
-        let (pid, cgroup) = (process.pid, cgroup.to_owned());
-        let Some(place) = find_container(&process.cgroup) else {
-            return Err(AdmissionError::NoPod { pid, cgroup });
-        };
-        if let Some(difference) = self.difference(process) {
-            return Err(AdmissionError::Capabilities {
-                pid,
-                cgroup,
-                difference,
-            });
-        }
-        let Some(ztunnels) = ztunnels else {
-            return Err(AdmissionError::ZtunnelsUnknown { pid, cgroup });
-        };
-        let is_there = |uid: &&PodUid| PodKey::from_uid(uid.as_str()) == Some(place.pod);
-        let uid = ztunnels.iter().find(is_there).cloned();
-        uid.ok_or(AdmissionError::NotZtunnel { pid, cgroup })
-    }
-
-    fn difference(&self, process: &ProcessInfo) -> Option<String> {
-        match (self.capabilities, process.permitted) {
-            (RequiredCapabilities::Any, _) => None,
-            (RequiredCapabilities::Exactly(_), None) => Some("does not report them".to_owned()),
-            (demand, Some(found)) => demand.difference(found),
-        }
+        let refuse =
+            |why: &str| NotAdmitted::new(&*cgroup, format!("process {pid} in {cgroup} {why}"));
+        let pod_uid =
+            match &self.setting {
+                Setting::Uid => return Ok(Peer::from_pid(pid)),
+                Setting::Cgroup(root) if place.is_below(root) => None,
+                Setting::Cgroup(root) => return Err(refuse(&format!("is not at {root} or below"))),
+                // The cgroup may name no pod, or several.
+                Setting::Pod => match find_container(text) {
+                    None => return Err(refuse("is in no pod's container")),
+                    Some(container) => Some(find_ztunnel(container.pod, ztunnels).map_err(
+                        |why| NotAdmitted {
+                            may_come: true,
+                            ..refuse(why)
+                        },
+                    )?),
+                },
+            };
+        Ok(Peer::new(pid, Some(cgroup), pod_uid))
     }
 }
 
-struct ProcessInfo {
-    pid: i32,
-    cgroup: String,
-    permitted: Option<Capabilities>,
+/// The process may have ended, and its PID may have been reused.
+fn not_inspected(pid: i32, error: &inpod_service::peer::Refused) -> NotAdmitted {
+    let why = format!("cannot inspect process {pid}: {}", with_causes(error));
+    NotAdmitted::new(format!("process {pid}"), why)
+}
+
+/// Returns the UID of a pod that pod-events reports as a ztunnel.
+fn find_ztunnel(pod: PodKey, ztunnels: Option<&BTreeSet<PodUid>>) -> Result<PodUid, &'static str> {
+    let Some(ztunnels) = ztunnels else {
+        return Err("may be a ztunnel: pod-events has not reported this node's ztunnel pods yet");
+    };
+    let is_there = |uid: &&PodUid| PodKey::from_uid(uid.as_str()) == Some(pod);
+    let uid = ztunnels.iter().find(is_there).cloned();
+    uid.ok_or("is in a pod that is not a ztunnel of this node")
 }
 
 #[cfg(test)]

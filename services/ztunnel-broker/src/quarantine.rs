@@ -2,12 +2,12 @@
 //!
 //! The pod may not be the cause. After the first loss, the pod is sent last, to delay no other pod; after the second
 //! loss, the pod is in quarantine, with growing waits. The suspicion concerns the pod and not the sandbox: a runtime
-//! that creates a new sandbox for each attempt must not cost the node its ztunnel each time. Suspicions are per
-//! ztunnel: a broken ztunnel loses its sessions over every pod, and its successor must not pay for the losses. A
-//! ztunnel that accepts a pod, or refuses the pod and keeps the connection, clears the suspicion.
+//! that creates a new sandbox for each attempt must not cost the node its ztunnel each time. A ztunnel without lost
+//! sessions receives the pod last and without a wait: the other ztunnel may be broken. A ztunnel that accepts a pod, or
+//! refuses the pod and keeps the connection, clears the suspicion.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -31,25 +31,15 @@ pub struct Suspicion {
     pub due: Instant,
     at: Instant,
     during: LostDuring,
+    /// The ztunnels that lost sessions over the pod.
+    by: BTreeSet<Ztunnel>,
 }
 
 impl Suspicion {
-    /// Returns whether a snapshot may name the pod. A Keep of a pod that was never added does nothing, so only a Keep
-    /// over which sessions ended is dangerous. After the first loss, the Keep is still sent: leaving the pod out would
-    /// certainly stop the pod.
-    fn may_keep(&self) -> bool {
-        self.during != LostDuring::Keep || !self.is_in_quarantine()
-    }
-
     /// Returns whether the pod was put in quarantine. The result stays true while the pod is retried after the
     /// quarantine.
     pub fn is_in_quarantine(&self) -> bool {
         self.times > TOLERATED_LOSSES
-    }
-
-    /// Returns the end of the quarantine; `None` after the end or without a quarantine.
-    pub fn quarantined_until(&self, now: Instant) -> Option<Instant> {
-        (self.is_in_quarantine() && self.due > now).then_some(self.due)
     }
 }
 
@@ -65,12 +55,14 @@ pub enum LostDuring {
 pub struct Deferral {
     /// The time when the pod's Add is sent, after everything else.
     pub due: Instant,
+    /// False if a snapshot must not name the pod. A Keep of a pod that was never added does nothing, so only a Keep over
+    /// which sessions ended is dangerous. After the first loss, the Keep is still sent: leaving the pod out would
+    /// certainly stop the pod.
     pub may_keep: bool,
 }
 
-/// Suspected pods, each with the ztunnels that lost sessions over the pod.
 #[derive(Debug, Default)]
-pub struct Quarantine(BTreeMap<PodUid, BTreeMap<Ztunnel, Suspicion>>);
+pub struct Quarantine(BTreeMap<PodUid, Suspicion>);
 
 impl Quarantine {
     /// Records a session's end over the pod. Drops suspicions that have been due for long.
@@ -82,56 +74,63 @@ impl Quarantine {
         cause: &str,
         now: Instant,
     ) {
-        self.expire(now);
-        let by = self.0.entry(uid.clone()).or_default();
-        let before = by.get(ztunnel).map_or(0, |suspicion| suspicion.times);
+        self.0.retain(|_, it| it.due + MAX_QUARANTINE > now);
+        let (before, mut by) = match self.0.remove(uid) {
+            Some(suspicion) => (suspicion.times, suspicion.by),
+            None => (0, BTreeSet::new()),
+        };
+        by.insert(ztunnel.clone());
         let suspicion = Suspicion {
             times: before.saturating_add(1),
             cause: cause.to_owned(),
             due: now + quarantine_duration(before),
             at: now,
             during,
+            by,
         };
-        by.insert(ztunnel.clone(), suspicion);
+        self.0.insert(uid.clone(), suspicion);
     }
 
-    fn expire(&mut self, now: Instant) {
-        self.0.retain(|_, by| {
-            by.retain(|_, suspicion| suspicion.due + MAX_QUARANTINE > now);
-            !by.is_empty()
-        });
-    }
-
-    /// Clears the suspicions against a pod after an answer that did not end the session. Returns whether there were
-    /// any.
+    /// Clears the suspicion against a pod after an answer that did not end the session. Returns whether there was one.
     pub fn clear(&mut self, uid: &PodUid) -> bool {
         self.0.remove(uid).is_some()
     }
 
-    /// Returns how to send a pod to the given ztunnel; `None` if the pod is not suspected. A suspicion of another
-    /// ztunnel causes no wait, because the other ztunnel may be broken.
+    pub fn suspicion(&self, uid: &PodUid) -> Option<&Suspicion> {
+        self.0.get(uid)
+    }
+
+    /// Returns how to send a pod to the given ztunnel; `None` if the pod is not suspected.
     pub fn deferral(&self, uid: &PodUid, ztunnel: &Ztunnel) -> Option<Deferral> {
-        let by = self.0.get(uid)?;
-        let other = |suspicion: &Suspicion| Deferral {
-            due: suspicion.at,
-            may_keep: true,
-        };
-        let own = |suspicion: &Suspicion| Deferral {
-            due: suspicion.due,
-            may_keep: suspicion.may_keep(),
-        };
-        let deferral = by.get(ztunnel).map(own);
-        deferral.or_else(|| by.values().next().map(other))
+        self.0.get(uid).map(|it| {
+            let is_own = it.by.contains(ztunnel);
+            let is_dangerous = it.during == LostDuring::Keep && it.is_in_quarantine();
+            Deferral {
+                due: if is_own { it.due } else { it.at },
+                may_keep: !(is_own && is_dangerous),
+            }
+        })
     }
 
-    pub fn suspicion(&self, uid: &PodUid, ztunnel: &Ztunnel) -> Option<&Suspicion> {
-        self.0.get(uid)?.get(ztunnel)
+    /// Returns the end of a pod's quarantine in the given ztunnel; `None` after the end or without a quarantine.
+    pub fn quarantined_until(
+        &self,
+        uid: &PodUid,
+        ztunnel: &Ztunnel,
+        now: Instant,
+    ) -> Option<Instant> {
+        let suspicion = self.0.get(uid)?;
+        let applies = suspicion.is_in_quarantine() && suspicion.by.contains(ztunnel);
+        (applies && suspicion.due > now).then_some(suspicion.due)
     }
 
-    /// Returns the suspicion with the most lost sessions.
-    pub fn worst_suspicion(&self, uid: &PodUid) -> Option<&Suspicion> {
-        let by = self.0.get(uid)?;
-        by.values().max_by_key(|suspicion| suspicion.times)
+    /// Returns the next time after `now` when a suspected pod is due.
+    pub fn next_due(&self, now: Instant) -> Option<Instant> {
+        self.0
+            .values()
+            .map(|it| it.due)
+            .filter(|due| *due > now)
+            .min()
     }
 }
 
@@ -162,47 +161,32 @@ mod tests {
     }
 
     #[test]
-    fn one_lost_session_delays_nothing_and_more_wait_ever_longer() {
+    fn each_quarantine_is_twice_as_long_and_leaves_the_suspicion() {
         let now = Instant::now();
-        let waits = [0, 60, 120, 240, 480, 960, 1920, 3600, 3600];
-        for (times, seconds) in (1..).zip(waits) {
+        for (times, seconds) in [(1, 0), (2, 60), (3, 120), (4, 240), (7, 1920), (9, 3600)] {
             let quarantine = with_losses(times, LostDuring::Add, now);
-            let suspicion = quarantine.suspicion(&uid("p"), &ONE).unwrap();
-            assert_eq!(suspicion.due, now + Duration::from_secs(seconds), "{times}");
-            let quarantined = suspicion.quarantined_until(now).is_some();
-            assert_eq!(quarantined, times > 1, "{times}");
+            let over = now + Duration::from_secs(seconds);
+            assert_eq!(quarantine.deferral(&uid("p"), &ONE).unwrap().due, over);
+            let until = quarantine.quarantined_until(&uid("p"), &ONE, now);
+            assert_eq!(until, (times > 1).then_some(over), "{times}");
+            assert_eq!(quarantine.quarantined_until(&uid("p"), &ONE, over), None);
+            assert_eq!(quarantine.suspicion(&uid("p")).unwrap().times, times);
         }
     }
 
     #[test]
-    fn the_end_of_the_wait_ends_the_quarantine_and_not_the_suspicion() {
-        let now = Instant::now();
-        let quarantine = with_losses(2, LostDuring::Add, now);
-        let suspicion = quarantine.worst_suspicion(&uid("p")).unwrap();
-        let over = now + INITIAL_QUARANTINE;
-        assert_eq!(suspicion.quarantined_until(now), Some(over));
-        assert_eq!(suspicion.quarantined_until(over), None);
-        assert_eq!(suspicion.times, 2);
-    }
-
-    #[test]
-    fn another_ztunnel_receives_it_last_and_without_a_wait() {
+    fn another_ztunnel_waits_only_after_it_lost_a_session_too() {
         let now = Instant::now();
         let mut quarantine = with_losses(5, LostDuring::Keep, now);
         let own = quarantine.deferral(&uid("p"), &ONE).unwrap();
         assert!(own.due > now && !own.may_keep);
         let other = quarantine.deferral(&uid("p"), &OTHER).unwrap();
         assert!(other.due <= now && other.may_keep);
-        quarantine.record_loss(
-            &uid("p"),
-            &OTHER,
-            LostDuring::Add,
-            "it closed the connection",
-            now,
-        );
-        let own = quarantine.deferral(&uid("p"), &ONE).unwrap();
-        assert!(own.due > now, "each has its own");
-        assert_eq!(quarantine.worst_suspicion(&uid("p")).unwrap().times, 5);
+        quarantine.record_loss(&uid("p"), &OTHER, LostDuring::Add, "it crashed", now);
+        for ztunnel in [ONE, OTHER] {
+            let deferral = quarantine.deferral(&uid("p"), &ztunnel).unwrap();
+            assert!(deferral.due > now && deferral.may_keep, "{ztunnel:?}");
+        }
     }
 
     #[test]
@@ -224,14 +208,8 @@ mod tests {
         let now = Instant::now();
         let mut quarantine = with_losses(2, LostDuring::Add, now);
         let later = now + INITIAL_QUARANTINE + MAX_QUARANTINE;
-        quarantine.record_loss(
-            &uid("q"),
-            &ONE,
-            LostDuring::Add,
-            "it closed the connection",
-            later,
-        );
-        assert_eq!(quarantine.worst_suspicion(&uid("p")), None);
+        quarantine.record_loss(&uid("q"), &ONE, LostDuring::Add, "it crashed", later);
+        assert_eq!(quarantine.suspicion(&uid("p")), None);
         assert!(quarantine.clear(&uid("q")));
         assert!(!quarantine.clear(&uid("q")));
     }

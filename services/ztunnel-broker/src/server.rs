@@ -2,26 +2,24 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use futures_util::Stream;
+use futures_util::{Stream, StreamExt as _, stream};
 use inpod_proto::{
-    Invalid, required,
+    Invalid, into_status, required,
     ztunnelbroker::v1::{
-        self as broker, AddWorkloadRequest, AddWorkloadResponse, ListWorkloadsRequest,
-        ListWorkloadsResponse, RemoveWorkloadRequest, RemoveWorkloadResponse, SetWorkloadsRequest,
-        SetWorkloadsResponse, SetZtunnelsRequest, SetZtunnelsResponse, WatchSessionsRequest,
-        WatchSessionsResponse, ztunnel_broker_service_server::ZtunnelBrokerService,
+        AddWorkloadRequest, AddWorkloadResponse, ListWorkloadsRequest, ListWorkloadsResponse,
+        RemoveWorkloadRequest, RemoveWorkloadResponse, Session, SetWorkloadsRequest,
+        SetWorkloadsResponse, SetZtunnelsRequest, SetZtunnelsResponse, StateComplete,
+        WatchSessionsRequest, WatchSessionsResponse, Workload as WireWorkload,
+        watch_sessions_response::Event, ztunnel_broker_service_server::ZtunnelBrokerService,
     },
 };
 use inpod_service::Shutdown;
-use inpod_types::{PodUid, Revision, Workload};
+use inpod_types::{Failure, InvalidIdentifier, PodUid, Reason, Revision, Workload};
 use tokio::time::Instant;
+use tokio_stream::wrappers::{BroadcastStream, errors::BroadcastStreamRecvError};
 use tonic::{Request, Response, Status};
 
-use crate::{
-    error::{AddError, InstanceMismatch, RemoveError, SetError, SetZtunnelsError, into_status},
-    hub::Hub,
-    watch,
-};
+use crate::{hub::Hub, session::SessionId};
 
 #[derive(Debug)]
 pub struct Handler {
@@ -48,17 +46,18 @@ impl Handler {
         }
     }
 
-    fn check_instance(&self, expected: &str) -> Result<(), InstanceMismatch> {
-        if expected == self.instance_id {
+    fn check_instance(&self, expected: &str) -> Result<(), Failure> {
+        let own = &self.instance_id;
+        if expected == own {
             return Ok(());
         }
-        let instance_id = self.instance_id.clone();
-        Err(InstanceMismatch { instance_id })
+        let message = format!("this run of the broker is {own}, not the one in the request");
+        Err(Failure::new(Reason::InstanceMismatch, message))
     }
 
-    fn set(&self, request: SetWorkloadsRequest) -> Result<(), SetError> {
+    fn set(&self, request: SetWorkloadsRequest) -> Result<SetWorkloadsResponse, Failure> {
         self.check_instance(&request.instance_id)?;
-        require_revision(request.revision)?;
+        let revision = parse_revision(request.revision)?;
         let all: Result<Vec<_>, Invalid> = (0..).zip(request.workloads).map(parse).collect();
         let all = all?;
         tracing::info!(
@@ -66,51 +65,96 @@ impl Handler {
             workloads = all.len(),
             "Stored the desired set"
         );
-        self.hub.set(Revision(request.revision), all);
-        Ok(())
+        self.hub.set(revision, all);
+        let instance_id = self.instance_id.clone();
+        Ok(SetWorkloadsResponse { instance_id })
     }
 
-    async fn add(&self, request: Request<AddWorkloadRequest>) -> Result<u64, AddError> {
-        let deadline = add_deadline(
-            Instant::now(),
-            inpod_service::deadline(&request),
-            self.undo_reserve,
-        );
+    async fn add(
+        &self,
+        request: Request<AddWorkloadRequest>,
+    ) -> Result<AddWorkloadResponse, Failure> {
+        let caller_deadline = inpod_service::deadline(&request);
+        let deadline = add_deadline(Instant::now(), caller_deadline, self.undo_reserve);
         let request = request.into_inner();
         self.check_instance(&request.instance_id)?;
         let workload = required("workload", request.workload)?;
-        Ok(self.hub.add(workload, deadline).await?.0)
+        let added = self.hub.add(workload, deadline).await;
+        let SessionId(session_id) = added.map_err(|it| within("cannot add the workload", it))?;
+        let instance_id = self.instance_id.clone();
+        Ok(AddWorkloadResponse {
+            instance_id,
+            session_id,
+        })
     }
 
-    fn remove(&self, request: RemoveWorkloadRequest) -> Result<(), RemoveError> {
+    fn remove(&self, request: RemoveWorkloadRequest) -> Result<RemoveWorkloadResponse, Failure> {
         self.check_instance(&request.instance_id)?;
         let sandbox = required("sandbox", request.sandbox)?;
-        require_revision(request.revision)?;
-        Ok(self.hub.remove(&sandbox, Revision(request.revision))?)
+        let revision = parse_revision(request.revision)?;
+        let removed = self.hub.state().remove(&sandbox, revision);
+        removed.map_err(|it| within("cannot remove the workload", it))?;
+        let instance_id = self.instance_id.clone();
+        Ok(RemoveWorkloadResponse { instance_id })
     }
 
-    fn replace_ztunnels(&self, request: SetZtunnelsRequest) -> Result<(), SetZtunnelsError> {
+    fn replace_ztunnels(
+        &self,
+        request: SetZtunnelsRequest,
+    ) -> Result<SetZtunnelsResponse, Failure> {
         self.check_instance(&request.instance_id)?;
         let pods: Result<_, Invalid> = (0..).zip(request.pod_uids).map(parse_uid).collect();
         self.hub.set_ztunnels(pods?);
-        Ok(())
+        let instance_id = self.instance_id.clone();
+        Ok(SetZtunnelsResponse { instance_id })
     }
+
+    /// Streams the initial state, its end and then every change. A watcher that falls behind is disconnected, because
+    /// the watcher would miss changes.
+    fn events(&self) -> impl Stream<Item = Result<Event, Status>> + use<> {
+        let (seeded, sessions, changes) = self.hub.watch();
+        let mut state = vec![Event::InstanceId(self.instance_id.clone())];
+        state.extend(sessions.into_iter().map(Event::Session));
+        state.push(Event::StateComplete(StateComplete { seeded }));
+        let changes = BroadcastStream::new(changes).scan(false, |cut, change| {
+            let next = (!*cut).then(|| to_event(change));
+            *cut = matches!(next, Some(Err(_)));
+            std::future::ready(next)
+        });
+        stream::iter(state.into_iter().map(Ok)).chain(changes)
+    }
+}
+
+fn to_event(change: Result<Session, BroadcastStreamRecvError>) -> Result<Event, Status> {
+    change.map(Event::Session).map_err(|lagged| {
+        let BroadcastStreamRecvError::Lagged(missed) = lagged;
+        let message = format!("the watcher fell behind by {missed} changes; read again");
+        into_status(&Failure::new(Reason::Overloaded, message))
+    })
+}
+
+/// Prepends to a failure what was attempted, unless the failure concerns a field of the request.
+fn within(attempt: &str, failure: Failure) -> Failure {
+    if failure.reason == Reason::InvalidField {
+        return failure;
+    }
+    let message = format!("{attempt}: {}", failure.message);
+    Failure { message, ..failure }
 }
 
 fn parse_uid((index, uid): (u32, String)) -> Result<PodUid, Invalid> {
-    let field = format!("pod_uids[{index}]");
-    uid.parse()
-        .map_err(|error: inpod_types::InvalidIdentifier| Invalid::new(&field, error.to_string()))
+    let invalid = |error: InvalidIdentifier| Invalid::new(format!("pod_uids[{index}]"), error);
+    uid.parse().map_err(invalid)
 }
 
-fn require_revision(revision: u64) -> Result<(), Invalid> {
+fn parse_revision(revision: u64) -> Result<Revision, Invalid> {
     if revision == 0 {
         return Err(Invalid::new("revision", "revision is required, from 1"));
     }
-    Ok(())
+    Ok(Revision(revision))
 }
 
-fn parse((index, workload): (u32, broker::Workload)) -> Result<Workload, Invalid> {
+fn parse((index, workload): (u32, WireWorkload)) -> Result<Workload, Invalid> {
     let within = |invalid: Invalid| invalid.within(&format!("workloads[{index}]"));
     workload.try_into().map_err(within)
 }
@@ -122,6 +166,12 @@ fn add_deadline(now: Instant, caller_deadline: Instant, reserve: Duration) -> In
     caller_deadline - reserve.min(time / 2)
 }
 
+fn respond<T>(result: Result<T, Failure>) -> Result<Response<T>, Status> {
+    result
+        .map(Response::new)
+        .map_err(|failure| into_status(&failure))
+}
+
 #[tonic::async_trait]
 impl ZtunnelBrokerService for Handler {
     type WatchSessionsStream =
@@ -131,51 +181,37 @@ impl ZtunnelBrokerService for Handler {
         &self,
         request: Request<SetWorkloadsRequest>,
     ) -> Result<Response<SetWorkloadsResponse>, Status> {
-        self.set(request.into_inner()).map_err(into_status)?;
-        let instance_id = self.instance_id.clone();
-        Ok(Response::new(SetWorkloadsResponse { instance_id }))
+        respond(self.set(request.into_inner()))
     }
 
     async fn add_workload(
         &self,
         request: Request<AddWorkloadRequest>,
     ) -> Result<Response<AddWorkloadResponse>, Status> {
-        let session_id = self.add(request).await.map_err(into_status)?;
-        Ok(Response::new(AddWorkloadResponse {
-            instance_id: self.instance_id.clone(),
-            session_id,
-        }))
+        respond(self.add(request).await)
     }
 
     async fn remove_workload(
         &self,
         request: Request<RemoveWorkloadRequest>,
     ) -> Result<Response<RemoveWorkloadResponse>, Status> {
-        self.remove(request.into_inner()).map_err(into_status)?;
-        let instance_id = self.instance_id.clone();
-        Ok(Response::new(RemoveWorkloadResponse { instance_id }))
+        respond(self.remove(request.into_inner()))
     }
 
     async fn set_ztunnels(
         &self,
         request: Request<SetZtunnelsRequest>,
     ) -> Result<Response<SetZtunnelsResponse>, Status> {
-        self.replace_ztunnels(request.into_inner())
-            .map_err(into_status)?;
-        let instance_id = self.instance_id.clone();
-        Ok(Response::new(SetZtunnelsResponse { instance_id }))
+        respond(self.replace_ztunnels(request.into_inner()))
     }
 
     async fn list_workloads(
         &self,
         _: Request<ListWorkloadsRequest>,
     ) -> Result<Response<ListWorkloadsResponse>, Status> {
-        let (status, workloads) = self.hub.list();
         Ok(Response::new(ListWorkloadsResponse {
             instance_id: self.instance_id.clone(),
-            seeded: status.seeded,
-            workloads: workloads.into_iter().map(Into::into).collect(),
-            sessions: status.sessions.into_iter().map(Into::into).collect(),
+            ..self.hub.list()
         }))
     }
 
@@ -183,8 +219,11 @@ impl ZtunnelBrokerService for Handler {
         &self,
         _: Request<WatchSessionsRequest>,
     ) -> Result<Response<Self::WatchSessionsStream>, Status> {
-        let sessions = watch::sessions(&self.hub, &self.instance_id);
-        Ok(Response::new(Box::pin(self.shutdown.end_stream(sessions))))
+        let events = self.events().map(|event| {
+            let event = Some(event?);
+            Ok(WatchSessionsResponse { event })
+        });
+        Ok(Response::new(Box::pin(self.shutdown.end_stream(events))))
     }
 }
 

@@ -1,78 +1,132 @@
-//! The broker's state without sockets and clocks: the desired set, each ztunnel's acknowledged
-//! state, and waiting adds.
+//! The broker's state without sockets: the desired set, each ztunnel's acknowledged state, and who waits for changes.
 
-mod views;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
-use std::time::{Duration, Instant};
-
-use inpod_types::{PodUid, Revision, SandboxRef, Workload};
+use inpod_proto::ztunnelbroker::v1::{self as wire, SessionPhase, WorkloadPhase};
+use inpod_service::Readiness;
+use inpod_types::{Failure, PodUid, Revision, SandboxRef, Workload};
+use tokio::sync::{broadcast, watch};
 
 use crate::{
     descriptors::Descriptor,
-    desired::{ChangeError, Changes, Desired},
+    desired::{Desired, Entry},
     message::Message,
     nack::Nack,
     next_message::PodState,
-    outcome::{self, Awaited, Evidence, Outcome, Unserved},
     peer::Peer,
-    pending::{PendingAdds, Ticket},
-    quarantine::Quarantine,
-    session::{Answered, Record, Session, SessionEnd, SessionInputs},
-    session_view::{self, SessionView},
-    sessions::{SessionId, Sessions, Slot},
+    session::{Inputs, Record, Session, SessionEnd, SessionId},
+    view,
 };
+
+/// The number of changes of sessions that a watcher may lag behind.
+const MAX_WATCHER_LAG: usize = 256;
+
+/// The condition that the desired set is known. The broker sends ztunnels nothing before.
+const SEEDED: &str = "desired-set";
+
+const ZTUNNEL: &str = "ztunnel";
+const NO_ZTUNNEL: &str = "no ztunnel has acknowledged its snapshot";
+
+/// The last loss of a ztunnel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost {
+    pub at: Instant,
+    pub why: String,
+}
 
 #[derive(Debug)]
 pub struct State {
-    desired: Desired,
-    sessions: Sessions,
-    quarantine: Quarantine,
-    /// Set when a pod was cleared of suspicion, so that other sessions have to be woken to add the pod.
-    cleared: bool,
-    pending: PendingAdds,
-    events: Vec<SessionView>,
-    ack_timeout: Duration,
+    inputs: Inputs,
+    sessions: BTreeMap<SessionId, Session>,
+    opened: u64,
+    lost: Option<Lost>,
     stopping: bool,
+    ack_timeout: Duration,
+    /// Notifies sessions of every change that may concern them.
+    changed: watch::Sender<()>,
+    events: broadcast::Sender<wire::Session>,
+    conditions: Readiness,
 }
 
 impl State {
-    /// Starts without a desired set. Sessions that are silent for `ack_timeout` are closed.
-    pub fn new(ack_timeout: Duration) -> Self {
+    /// Starts without a desired set. Sessions that are silent for `ack_timeout` are closed. `conditions` receives the
+    /// state of readiness.
+    pub fn new(ack_timeout: Duration, conditions: Readiness) -> Self {
+        conditions.require(SEEDED, "pod-events has not sent the desired set");
+        conditions.set(ZTUNNEL, Err(NO_ZTUNNEL.to_owned()));
         Self {
-            desired: Desired::default(),
-            sessions: Sessions::default(),
-            quarantine: Quarantine::default(),
-            cleared: false,
-            pending: PendingAdds::default(),
-            events: Vec::new(),
-            ack_timeout,
+            inputs: Inputs::default(),
+            sessions: BTreeMap::new(),
+            opened: 0,
+            lost: None,
             stopping: false,
+            ack_timeout,
+            changed: watch::Sender::new(()),
+            events: broadcast::Sender::new(MAX_WATCHER_LAG),
+            conditions,
         }
     }
 
+    /// Returns the state shared by all sessions.
+    pub fn inputs(&self) -> &Inputs {
+        &self.inputs
+    }
+
     pub fn desired(&self) -> &Desired {
-        &self.desired
+        &self.inputs.desired
     }
 
-    pub fn quarantine(&self) -> &Quarantine {
-        &self.quarantine
-    }
-
-    pub fn sessions(&self) -> &Sessions {
+    pub fn sessions(&self) -> &BTreeMap<SessionId, Session> {
         &self.sessions
     }
 
-    pub fn take_events(&mut self) -> Vec<SessionView> {
-        std::mem::take(&mut self.events)
+    pub fn lost(&self) -> Option<&Lost> {
+        self.lost.as_ref()
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.stopping
+    }
+
+    /// Notifies of every change that may concern a session.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    /// Receives each session at the start, at a change of the phase, and at the end.
+    pub fn events(&self) -> broadcast::Receiver<wire::Session> {
+        self.events.subscribe()
+    }
+
+    /// Returns the phase of a desired workload in each ztunnel that has sent its hello.
+    pub fn phases<'a>(
+        &'a self,
+        wanted: &'a Entry,
+        now: Instant,
+    ) -> impl Iterator<Item = (SessionId, WorkloadPhase)> + 'a {
+        self.greeted().map(move |(id, session)| {
+            let phase = session.workload_phase(wanted, &self.inputs.quarantine, now);
+            (id, phase)
+        })
+    }
+
+    pub fn greeted(&self) -> impl Iterator<Item = (SessionId, &Session)> {
+        let sessions = self.sessions.iter().map(|(id, session)| (*id, session));
+        sessions.filter(|(_, session)| session.is_greeted())
     }
 
     pub fn set(&mut self, revision: Revision, all: Vec<Workload>, now: Instant) {
-        let changes = self.desired.set(revision, all, now);
-        self.queue(&changes, now);
+        self.inputs.desired.set(revision, all, now);
+        self.conditions.set(SEEDED, Ok(()));
+        self.changed.send_replace(());
+        self.inputs.waits.wake_all();
     }
 
-    /// Adds a workload, which stays desired whatever the outcome, until the workload is removed or a set lacks it. The
-    /// ticket receives the outcome.
+    /// Adds a workload, which stays desired until the workload is removed or a set lacks it. The receiver is notified
+    /// when the outcome has to be decided anew (see [`crate::outcome`]).
     ///
     /// # Errors
     ///
@@ -82,25 +136,18 @@ impl State {
         workload: Workload,
         descriptor: Descriptor,
         now: Instant,
-    ) -> Result<Ticket, ChangeError> {
-        let awaited = Awaited::new(&workload, descriptor.netns());
-        let changes = self.desired.add(workload, descriptor, now)?;
-        for session in self.sessions.iter_mut() {
-            changes.keys().for_each(|uid| session.queue_urgent(uid));
-            session.retry_now(&awaited.uid, now);
+    ) -> Result<watch::Receiver<()>, Failure> {
+        let uid = workload.uid.clone();
+        let before = self.pod_of(&workload.sandbox);
+        self.inputs.desired.add(workload, descriptor, now)?;
+        let sessions = self.sessions.values_mut();
+        sessions.for_each(|session| session.retry_now(&uid, now));
+        for changed in before.iter().chain([&uid]) {
+            self.inputs.waits.wake(changed);
         }
-        let ticket = self.pending.wait(awaited);
-        self.decide_on(
-            |uid| changes.contains_key(uid) || *uid == ticket.awaited.uid,
-            now,
-        );
-        Ok(ticket)
-    }
-
-    /// Returns the outcome of an add, or the reason why none was reached until now.
-    pub fn outcome(&self, ticket: &Ticket, now: Instant) -> Outcome {
-        let outcome = ticket.outcome.borrow().clone();
-        outcome.unwrap_or_else(|| Err(outcome::timeout_cause(&self.sessions, &ticket.awaited, now)))
+        let waits = self.inputs.waits.subscribe(&uid);
+        self.changed.send_replace(());
+        Ok(waits)
     }
 
     /// Removes a workload from the set.
@@ -108,71 +155,52 @@ impl State {
     /// # Errors
     ///
     /// If the set is not known yet, or a newer revision is.
-    pub fn remove(
-        &mut self,
-        sandbox: &SandboxRef,
-        revision: Revision,
-        now: Instant,
-    ) -> Result<(), ChangeError> {
-        let changes = self.desired.remove(sandbox, revision)?;
-        self.queue_urgent(&changes, now);
+    pub fn remove(&mut self, sandbox: &SandboxRef, revision: Revision) -> Result<(), Failure> {
+        let uid = self.pod_of(sandbox);
+        self.inputs.desired.remove(sandbox, revision)?;
+        uid.iter().for_each(|uid| self.inputs.waits.wake(uid));
+        self.changed.send_replace(());
         Ok(())
     }
 
-    pub fn store(&mut self, sandbox: &SandboxRef, descriptor: Descriptor, now: Instant) {
-        let changes = self.desired.store(sandbox, descriptor);
-        self.queue(&changes, now);
+    fn pod_of(&self, sandbox: &SandboxRef) -> Option<PodUid> {
+        let entry = self.inputs.desired.get(sandbox)?;
+        Some(entry.workload.uid.clone())
     }
 
-    fn queue(&mut self, changes: &Changes, now: Instant) {
-        for session in self.sessions.iter_mut() {
-            changes.keys().for_each(|uid| session.queue(uid));
-        }
-        self.publish(changes, now);
-    }
-
-    fn queue_urgent(&mut self, changes: &Changes, now: Instant) {
-        for session in self.sessions.iter_mut() {
-            changes.keys().for_each(|uid| session.queue_urgent(uid));
-        }
-        self.publish(changes, now);
-    }
-
-    fn publish(&mut self, changes: &Changes, now: Instant) {
-        self.decide_on(|uid| changes.contains_key(uid), now);
+    pub fn store(&mut self, sandbox: &SandboxRef, descriptor: Descriptor) {
+        self.inputs.desired.store(sandbox, descriptor);
+        self.changed.send_replace(());
     }
 
     pub fn connect(&mut self, peer: Peer, now: Instant) -> SessionId {
-        let id = self.sessions.open(Slot {
-            session: Session::new(peer.ztunnel(), self.ack_timeout, now),
-            peer,
-            since: now,
-        });
-        self.report_session(id);
+        self.opened += 1;
+        let id = SessionId(self.opened);
+        self.sessions
+            .insert(id, Session::new(peer, self.ack_timeout, now));
+        self.report(id, now);
         id
     }
 
     /// Starts the snapshot of a ztunnel.
     pub fn hello(&mut self, id: SessionId, now: Instant) {
-        if let Some(slot) = self.sessions.get_mut(id) {
-            slot.session.on_hello(&self.desired);
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.on_hello();
         }
-        self.report_session(id);
-        self.decide(now);
+        self.report(id, now);
+        self.inputs.waits.wake_all();
     }
 
-    pub fn next(&mut self, id: SessionId, now: Instant) -> Option<Message> {
-        let session = &mut self.sessions.get_mut(id)?.session;
-        let inputs = SessionInputs {
-            desired: &self.desired,
-            quarantine: &self.quarantine,
+    /// Returns the next message of a session, and when to ask again even if nothing happens.
+    pub fn next(&mut self, id: SessionId, now: Instant) -> (Option<Message>, Option<Instant>) {
+        let Some(session) = self.sessions.get_mut(&id).filter(|_| !self.stopping) else {
+            return (None, None);
         };
-        (!self.stopping)
-            .then(|| session.next(inputs, now))
-            .flatten()
+        let message = session.next(&self.inputs, now);
+        (message, session.wake_at(&self.inputs, now))
     }
 
-    /// Handles a response and returns the workload of the answered message.
+    /// Handles a response.
     ///
     /// # Errors
     ///
@@ -182,41 +210,28 @@ impl State {
         id: SessionId,
         answer: Result<(), Nack>,
         now: Instant,
-    ) -> Result<Answered, SessionEnd> {
-        let Some(slot) = self.sessions.get_mut(id) else {
-            return Ok(None);
+    ) -> Result<(), SessionEnd> {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return Ok(());
         };
-        let answered = slot.session.on_ack(answer, now)?;
-        match &answered {
-            Some((uid, _)) => {
-                if slot.session.record_of(uid).is_some_and(was_added) {
-                    self.cleared |= self.quarantine.clear(uid);
-                }
-                self.decide_on(|decided| decided == uid, now);
-            }
-            None => {
-                self.report_session(id);
-                self.decide(now);
-            }
+        let Some(uid) = session.on_ack(answer, now)? else {
+            self.report(id, now);
+            self.inputs.waits.wake_all();
+            return Ok(());
+        };
+        let is_cleared = session.record_of(&uid).is_some_and(was_added);
+        if is_cleared && self.inputs.quarantine.clear(&uid) {
+            // Other sessions may wait for the end of the suspicion.
+            self.changed.send_replace(());
         }
-        Ok(answered)
-    }
-
-    /// Returns whether a pod was cleared of suspicion since the last call. Other sessions may wait for the end of the
-    /// suspicion.
-    pub fn take_cleared(&mut self) -> bool {
-        std::mem::take(&mut self.cleared)
+        self.inputs.waits.wake(&uid);
+        Ok(())
     }
 
     pub fn on_send_failed(&mut self, id: SessionId) {
-        if let Some(slot) = self.sessions.get_mut(id) {
-            slot.session.on_send_failed();
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.on_send_failed();
         }
-    }
-
-    /// Returns when the session has to be checked even if nothing happens.
-    pub fn wake_at(&self, id: SessionId) -> Option<Instant> {
-        self.sessions.get(id)?.session.wake_at(self.inputs())
     }
 
     /// Checks the session's deadline.
@@ -225,59 +240,50 @@ impl State {
     ///
     /// If the ztunnel was silent for too long.
     pub fn check_deadline(&self, id: SessionId, now: Instant) -> Result<(), SessionEnd> {
-        let slot = self.sessions.get(id);
-        slot.map_or(Ok(()), |slot| slot.session.check_deadline(now))
+        let session = self.sessions.get(&id);
+        session.map_or(Ok(()), |session| session.check_deadline(now))
     }
 
-    /// Closes a session and records a loss against the pod in flight.
+    /// Closes a session and records a loss against the pod in flight. A session without a hello may not have been a
+    /// ztunnel and does not count as lost.
     pub fn disconnect(&mut self, id: SessionId, why: &str, now: Instant) {
-        if let Some(slot) = self.sessions.close(id, why, now) {
-            if let Some((uid, during)) = slot.session.suspect().filter(|_| !self.stopping) {
-                let ztunnel = slot.session.ztunnel();
-                self.quarantine.record_loss(uid, ztunnel, during, why, now);
-            }
-            let view = SessionView {
-                stage: None,
-                ..session_view::session(id, &slot)
-            };
-            self.events.push(view);
-        }
-        self.decide(now);
-    }
-
-    fn decide(&mut self, now: Instant) {
-        self.decide_on(|_| true, now);
-    }
-
-    fn decide_on(&mut self, is_concerned: impl Fn(&PodUid) -> bool, now: Instant) {
-        let evidence = Evidence {
-            inputs: SessionInputs {
-                desired: &self.desired,
-                quarantine: &self.quarantine,
-            },
-            sessions: &self.sessions,
+        let Some(session) = self.sessions.remove(&id) else {
+            return;
         };
-        self.pending.decide(&evidence, is_concerned, now);
+        if session.is_greeted() {
+            let why = why.to_owned();
+            self.lost = Some(Lost { at: now, why });
+        }
+        if let Some((uid, during)) = session.suspect().filter(|_| !self.stopping) {
+            self.inputs
+                .quarantine
+                .record_loss(uid, &session.peer.ztunnel, during, why, now);
+        }
+        self.publish(id, &session, SessionPhase::Closed, now);
+        self.inputs.waits.wake_all();
     }
 
-    pub(super) fn inputs(&self) -> SessionInputs<'_> {
-        SessionInputs {
-            desired: &self.desired,
-            quarantine: &self.quarantine,
+    fn report(&self, id: SessionId, now: Instant) {
+        if let Some(session) = self.sessions.get(&id) {
+            self.publish(id, session, session.phase(), now);
         }
     }
 
-    /// Stops sending messages, while ztunnels keep serving their pods.
+    fn publish(&self, id: SessionId, session: &Session, phase: SessionPhase, now: Instant) {
+        let mut is_live = self.sessions.values().map(Session::phase);
+        let is_live = is_live.any(|phase| phase == SessionPhase::Live);
+        let found = is_live.then_some(()).ok_or_else(|| NO_ZTUNNEL.to_owned());
+        self.conditions.set(ZTUNNEL, found);
+        let queued = session.queued(&self.inputs, now);
+        // Without watchers, nothing is sent.
+        drop(self.events.send(view::session(id, session, phase, queued)));
+    }
+
+    /// Stops sending messages, while ztunnels keep serving their pods, and ends all waits.
     pub fn stop(&mut self) {
         self.stopping = true;
-        self.pending.stop();
-    }
-
-    pub fn check_running(&self) -> Result<(), Unserved> {
-        if self.stopping {
-            return Err(Unserved::Stopping);
-        }
-        Ok(())
+        self.changed.send_replace(());
+        self.inputs.waits.wake_all();
     }
 }
 

@@ -1,17 +1,12 @@
 //! The ZDS socket and the packets of each session. [`crate::session`] decides the messages, [`crate::peer`] the
 //! permission to connect, and `admission` the number and rate of connections.
 
-use std::{
-    convert::Infallible,
-    io,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{convert::Infallible, path::Path, time::Duration};
 
+use anyhow::{Context as _, bail};
 use inpod_proto::zds::{Version, WorkloadResponse, ZdsHello, workload_response};
-use inpod_service::uds::{self, BindError, DirectoryAccess};
-use inpod_types::{PodUid, with_causes};
+use inpod_service::uds;
+use inpod_types::PodUid;
 use nix::{
     errno::Errno,
     sys::socket::{MsgFlags, SockType, recv},
@@ -21,14 +16,15 @@ use tokio::time::Instant;
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener, ancillary::AncillaryMessageWriter};
 
 use crate::{
-    admission::{self, Admission},
-    hub::Hub,
+    hub::{Hub, now},
     message::Message,
     nack::Nack,
-    peer::{Peer, Policy},
-    session::{Answered, SessionEnd},
-    sessions::SessionId,
+    peer::Peer,
+    session::{SessionEnd, SessionId},
 };
+
+/// Connections queued by the kernel. A ztunnel that finds the queue full retries with growing delays of at most 15 s.
+pub(crate) const LISTEN_BACKLOG: i32 = 1024;
 
 /// Stock ztunnel's negative responses carry a backtrace of up to 1.5 KB.
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
@@ -36,120 +32,45 @@ const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 /// The kernel accepts a packet at once, because at most one packet is unread.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 
-#[derive(Debug, thiserror::Error)]
-pub enum ListenError {
-    #[error(transparent)]
-    Bind(#[from] BindError),
-    #[error("cannot listen on {}", .path.display())]
-    Listen { path: PathBuf, source: io::Error },
-}
+/// An empty packet looks the same as a closed connection.
+const DISCONNECTED: &str = "it closed the connection";
+const CANNOT_RECEIVE: &str = "cannot receive from it";
 
-#[derive(Debug, thiserror::Error)]
-pub enum ZdsError {
-    #[error(transparent)]
-    Session(#[from] SessionEnd),
-    /// An empty packet looks the same as a closed connection.
-    #[error("it closed the connection")]
-    Disconnected,
-    #[error("it sent a packet of more than {MAX_RESPONSE_BYTES} bytes, or one with descriptors")]
-    Truncated,
-    #[error("it sent an invalid response")]
-    InvalidResponse,
-    #[error("its first packet was not a ZdsHello of version 1")]
-    InvalidHello,
-    #[error("cannot receive from it")]
-    Receive(#[source] io::Error),
-    #[error("cannot send to it")]
-    Send(#[source] io::Error),
-    #[error("it did not read a packet within {} s", SEND_TIMEOUT.as_secs())]
-    SendTimeout,
-}
-
-#[derive(Debug)]
-pub struct Listener {
-    listener: UnixSeqpacketListener,
-    path: PathBuf,
-    policy: Policy,
-}
-
-impl Listener {
-    /// Listens on a socket in a directory, both accessible only to this user, and admits every process of this user.
-    /// Replaces a stale socket, but not a socket that is being served.
-    pub fn bind(path: &Path) -> Result<Self, ListenError> {
-        let lock = uds::prepare(path, SockType::SeqPacket)?;
-        restrict_directory(path)?;
-        let listen = |source| ListenError::Listen {
-            path: path.to_owned(),
-            source,
-        };
-        let listener = UnixSeqpacketListener::bind_with_backlog(path, admission::LISTEN_BACKLOG);
-        let listener = listener.map_err(listen)?;
-        drop(lock);
-        uds::restrict_socket(path)?;
-        Ok(Self {
-            listener,
-            path: path.to_owned(),
-            policy: Policy::same_uid(),
-        })
-    }
-
-    #[must_use]
-    pub fn admitting(self, policy: Policy) -> Self {
-        Self { policy, ..self }
-    }
-
-    /// Serves all connections. Dropping the future closes them without sending anything, so ztunnels keep serving their
-    /// pods.
-    pub async fn serve(self, hub: Arc<Hub>) -> Infallible {
-        tracing::info!(socket = %self.path.display(), "Listening for ztunnel");
-        Admission::new(hub, self.policy).serve(self.listener).await
-    }
-}
-
-fn restrict_directory(path: &Path) -> Result<(), BindError> {
-    let (mode, what) = match uds::restrict_directory(path)? {
-        DirectoryAccess::AlreadyPrivate => return Ok(()),
-        DirectoryAccess::Restricted(mode) => (
-            mode,
-            "Restricted the directory of the ZDS socket to its owner",
-        ),
-        DirectoryAccess::Shared(mode) => (
-            mode,
-            "The directory of the ZDS socket is accessible to others and holds other files; use a directory of its own",
-        ),
-    };
-    let mode = format_args!("{mode:o}");
-    tracing::warn!(socket = %path.display(), %mode, "{what}");
-    Ok(())
+/// Listens on a socket in a directory, both accessible only to this user. Replaces a stale socket, but not a socket that
+/// is being served.
+///
+/// # Errors
+///
+/// If the socket is served, its place is not safe, or the kernel refuses.
+pub fn listen(path: &Path) -> anyhow::Result<UnixSeqpacketListener> {
+    let lock = uds::prepare(path, SockType::SeqPacket)?;
+    uds::restrict_directory(path)?;
+    let listener = UnixSeqpacketListener::bind_with_backlog(path, LISTEN_BACKLOG);
+    let listener = listener.with_context(|| format!("cannot listen on {}", path.display()))?;
+    drop(lock);
+    uds::restrict_socket(path)?;
+    tracing::info!(socket = %path.display(), "Listening for ztunnel");
+    Ok(listener)
 }
 
 pub(crate) async fn serve_session(socket: UnixSeqpacket, hub: &Hub, peer: Peer) {
-    let id = hub.connect(peer.clone());
-    let guard = SessionGuard { hub, id };
-    let Peer {
-        pid,
-        cgroup,
-        pod_uid,
-    } = &peer;
-    let (cgroup, pod) = (cgroup.as_deref(), pod_uid.as_ref().map(PodUid::as_str));
-    tracing::info!(session = %id, peer.pid = pid, peer.cgroup = cgroup, peer.pod.uid = pod, "ztunnel connected");
+    let id = hub.state().connect(peer.clone(), now());
+    let (cgroup, pod) = (
+        peer.cgroup.as_deref(),
+        peer.pod_uid.as_ref().map(PodUid::as_str),
+    );
+    tracing::info!(session = %id, peer.pid = peer.pid, peer.cgroup = cgroup, peer.pod.uid = pod, "ztunnel connected");
     let Err(error) = exchange_messages(&socket, hub, id, &peer).await;
-    let cause = with_causes(&error);
-    tracing::warn!(session = %id, peer.pid = pid, error = cause, "ztunnel session ended");
-    hub.disconnect(id, &cause);
-    drop(guard);
+    let cause = format!("{error:#}");
+    tracing::warn!(session = %id, peer.pid = peer.pid, error = cause, "ztunnel session ended");
+    hub.state().disconnect(id, &cause, now());
 }
 
-/// Removes the session if its task is dropped. A second removal changes nothing.
-struct SessionGuard<'a> {
-    hub: &'a Hub,
-    id: SessionId,
-}
-
-impl Drop for SessionGuard<'_> {
-    fn drop(&mut self) {
-        self.hub.disconnect(self.id, "its connection was closed");
-    }
+/// A message whose response is awaited.
+struct Asked {
+    at: Instant,
+    verb: &'static str,
+    pod: Option<String>,
 }
 
 /// Exchanges the messages of a session. At most one request is in flight at any time.
@@ -158,8 +79,8 @@ async fn exchange_messages(
     hub: &Hub,
     id: SessionId,
     peer: &Peer,
-) -> Result<Infallible, ZdsError> {
-    let mut changes = hub.changes();
+) -> anyhow::Result<Infallible> {
+    let mut changes = hub.state().changes();
     let mut buffer = vec![0; MAX_RESPONSE_BYTES];
     let mut greeted = false;
     let mut asked = None;
@@ -167,15 +88,19 @@ async fn exchange_messages(
         if greeted && asked.is_none() {
             check_no_unsolicited(socket, &mut buffer)?;
         }
-        if let Some(message) = hub.next(id) {
-            asked = Some((Instant::now(), message.verb()));
+        let (message, wake_at) = hub.state().next(id, now());
+        if let Some(message) = message {
+            asked = Some(Asked {
+                at: Instant::now(),
+                verb: message.verb(),
+                pod: message.uid().map(str::to_owned),
+            });
             if let Err(error) = send(socket, &message).await {
-                hub.on_send_failed(id);
-                return Err(error);
+                hub.state().on_send_failed(id);
+                return Err(error.context("cannot send to it"));
             }
             log_message(id, peer, &message);
         }
-        let wake_at = hub.wake_at(id);
         tokio::select! {
             // Prefer a response that has arrived over an expired deadline: the broker itself may have been stalled.
             biased;
@@ -183,81 +108,80 @@ async fn exchange_messages(
                 let packet = packet?;
                 if greeted {
                     let answer = parse_answer(packet)?;
-                    let nack = answer.clone().err();
-                    if let Some((at, verb)) = asked.take() {
-                        hub.metrics().answered(verb, nack.as_ref(), at.elapsed());
+                    if let Some(asked) = asked.take() {
+                        let nack = answer.as_ref().err();
+                        hub.metrics().answered(asked.verb, nack, asked.at.elapsed());
+                        log_refusal(id, &asked, nack);
                     }
-                    let answered = hub.ack(id, answer)?;
-                    log_refusal(id, &answered, nack.as_ref());
+                    hub.state().ack(id, answer, now())?;
                 } else {
                     parse_hello(packet)?;
-                    hub.hello(id);
+                    hub.state().hello(id, now());
                     greeted = true;
                 }
             }
             // The hub outlives its sessions, so waiting for changes never fails.
             _ = changes.changed() => {}
-            () = sleep_until(wake_at) => hub.check_deadline(id)?,
+            () = sleep_until(wake_at) => hub.state().check_deadline(id, now())?,
         }
     }
 }
 
 /// Checks that no packet has arrived without a request in flight, because such a packet would be credited to the next
 /// request.
-fn check_no_unsolicited(socket: &UnixSeqpacket, buffer: &mut [u8]) -> Result<(), ZdsError> {
+fn check_no_unsolicited(socket: &UnixSeqpacket, buffer: &mut [u8]) -> anyhow::Result<()> {
     // The call asks the kernel directly: tokio asks only after a notification that the socket is readable.
     match recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
         Err(Errno::EAGAIN) => Ok(()),
-        Err(error) => Err(ZdsError::Receive(error.into())),
-        Ok(0) => Err(ZdsError::Disconnected),
+        Err(error) => Err(error).context(CANNOT_RECEIVE),
+        Ok(0) => bail!(DISCONNECTED),
         Ok(_) => Err(SessionEnd::Unsolicited.into()),
     }
 }
 
-async fn sleep_until(at: Option<Instant>) {
+async fn sleep_until(at: Option<std::time::Instant>) {
     match at {
-        Some(at) => tokio::time::sleep_until(at).await,
+        Some(at) => tokio::time::sleep_until(at.into()).await,
         None => std::future::pending().await,
     }
 }
 
-async fn send(socket: &UnixSeqpacket, message: &Message) -> Result<(), ZdsError> {
+async fn send(socket: &UnixSeqpacket, message: &Message) -> anyhow::Result<()> {
     let bytes = message.encode();
     let mut buffer = [0; 64];
     let mut ancillary = AncillaryMessageWriter::new(&mut buffer);
     if let Some(descriptor) = message.descriptor() {
-        let added = ancillary.add_fds([descriptor]);
-        added.map_err(|error| ZdsError::Send(error.into()))?;
+        ancillary.add_fds([descriptor])?;
     }
     let sending = socket.send_with_ancillary(&bytes, &mut ancillary);
     let sent = tokio::time::timeout(SEND_TIMEOUT, sending).await;
-    sent.map_err(|_| ZdsError::SendTimeout)?
-        .map(|_| ())
-        .map_err(ZdsError::Send)
+    let seconds = SEND_TIMEOUT.as_secs();
+    sent.with_context(|| format!("it did not read a packet within {seconds} s"))??;
+    Ok(())
 }
 
-async fn receive<'a>(socket: &UnixSeqpacket, buffer: &'a mut [u8]) -> Result<&'a [u8], ZdsError> {
-    let info = socket.recv(buffer).await.map_err(ZdsError::Receive)?;
+async fn receive<'a>(socket: &UnixSeqpacket, buffer: &'a mut [u8]) -> anyhow::Result<&'a [u8]> {
+    let info = socket.recv(buffer).await.context(CANNOT_RECEIVE)?;
     if info.truncated() || info.ancillary_truncated() {
-        return Err(ZdsError::Truncated);
+        bail!("it sent a packet of more than {MAX_RESPONSE_BYTES} bytes, or one with descriptors");
     }
     match buffer.get(..info.bytes_read()) {
-        Some([]) | None => Err(ZdsError::Disconnected),
+        Some([]) | None => bail!(DISCONNECTED),
         Some(packet) => Ok(packet),
     }
 }
 
-fn parse_hello(packet: &[u8]) -> Result<(), ZdsError> {
+fn parse_hello(packet: &[u8]) -> anyhow::Result<()> {
     match ZdsHello::decode(packet) {
         Ok(hello) if hello.version() == Version::V1 => Ok(()),
-        Ok(_) | Err(_) => Err(ZdsError::InvalidHello),
+        Ok(_) | Err(_) => bail!("its first packet was not a ZdsHello of version 1"),
     }
 }
 
-fn parse_answer(packet: &[u8]) -> Result<Result<(), Nack>, ZdsError> {
+fn parse_answer(packet: &[u8]) -> anyhow::Result<Result<(), Nack>> {
     match WorkloadResponse::decode(packet).map(|response| response.payload) {
         Ok(Some(workload_response::Payload::Ack(ack))) => Ok(Nack::parse(&ack.error)),
-        Ok(None) | Err(_) => Err(ZdsError::InvalidResponse),
+        Ok(None) | Err(_) => bail!("it sent an invalid response"),
     }
 }
 
@@ -280,10 +204,10 @@ fn log_message(session: SessionId, peer: &Peer, message: &Message) {
 }
 
 /// Logs a refusal at warning level, because an operator has to examine a pod that ztunnel cannot start.
-fn log_refusal(session: SessionId, answered: &Answered, nack: Option<&Nack>) {
-    if let (Some((uid, sandbox)), Some(nack)) = (answered, nack) {
+fn log_refusal(session: SessionId, asked: &Asked, nack: Option<&Nack>) {
+    if let (Some(uid), Some(nack)) = (&asked.pod, nack) {
         let (kind, error) = (nack.kind, &nack.message);
-        tracing::warn!(%session, pod.uid = %uid, %sandbox, ?kind, ?error, "ztunnel refused a workload");
+        tracing::warn!(%session, pod.uid = uid, ?kind, ?error, "ztunnel refused a workload");
     }
 }
 
@@ -294,22 +218,10 @@ mod tests {
     #[test]
     fn a_hello_is_no_answer_and_an_answer_no_hello() {
         assert!(parse_hello(b"\x08\x01").is_ok());
-        assert!(matches!(
-            parse_hello(b"\x0a\x00"),
-            Err(ZdsError::InvalidHello)
-        ));
-        assert!(matches!(
-            parse_hello(b"\x08\x02"),
-            Err(ZdsError::InvalidHello)
-        ));
+        assert!(parse_hello(b"\x0a\x00").is_err());
+        assert!(parse_hello(b"\x08\x02").is_err());
         assert_eq!(parse_answer(b"\x0a\x00").unwrap(), Ok(()));
-        assert!(matches!(
-            parse_answer(b"\x08\x01"),
-            Err(ZdsError::InvalidResponse)
-        ));
-        assert!(matches!(
-            parse_answer(b"\xff"),
-            Err(ZdsError::InvalidResponse)
-        ));
+        assert!(parse_answer(b"\x08\x01").is_err());
+        assert!(parse_answer(b"\xff").is_err());
     }
 }

@@ -107,6 +107,7 @@ cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- if not (has (toString (default "auto" $rules.backend)) (list "auto" "nftables")) }}{{ $_ := set $no "netconfig.settings.backend" "netconfig writes nf_tables only, for which the kernel needs CONFIG_NF_TABLES_INET, CONFIG_NFT_NAT and CONFIG_NFT_REDIR; remove this value" }}{{ end }}
 {{- if not (regexMatch "^(socket|off|uid:[0-9]{1,10})$" (toString (default "socket" $rules.probe_match))) }}{{ $_ := set $no "netconfig.settings.probe_match" "must be socket, uid:NUMBER or off; instead of kubelet and cgroup:PATH, which were removed, set uid:0, the user of most kubelets" }}{{ end }}
 {{- if hasKey (default dict .podEvents.settings) "inbound_capture" }}{{ $_ := set $no "podEvents.settings.inbound_capture" "no ztunnel since Istio 1.25 uses TPROXY, which was removed; remove this value" }}{{ end }}
+{{- if hasKey (default dict .ztunnelBroker.settings) "ztunnel_capabilities" }}{{ $_ := set $no "ztunnelBroker.settings.ztunnel_capabilities" "a ztunnel is known by its pod alone, whatever its capabilities; remove this value" }}{{ end }}
 {{- if and (eq (coalesce $global.hub .hub) "localhost") (ne (coalesce .pullPolicy $global.imagePullPolicy) "Never") }}{{ $_ := set $no "hub=localhost" "no registry has images there; set hub to the registry of your images, or pullPolicy=Never for images that are on every node" }}{{ end }}
 {{- if not (has .topology (list "combined" "split")) }}{{ $_ := set $no "topology" "must be combined or split" }}{{ end }}
 {{- if .metrics.podMonitor.enabled }}

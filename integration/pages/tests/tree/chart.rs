@@ -83,7 +83,10 @@ const FIXED: [&str; 15] = [
 ];
 
 /// Settings of the previous release, which the chart refuses with a message.
-const REMOVED: [(&str, &str); 1] = [("podEvents", "inbound_capture")];
+const REMOVED: [(&str, &str); 2] = [
+    ("podEvents", "inbound_capture"),
+    ("ztunnelBroker", "ztunnel_capabilities"),
+];
 
 fn settings(path: &str) -> BTreeSet<String> {
     let text = read(path);

@@ -238,11 +238,6 @@ const UNUSABLE: &[(&str, &[&str])] = &[
     ("ztunnel-broker", &["--undo-reserve-seconds=-3"]),
     ("ztunnel-broker", &["--ztunnel-peer", "pods"]),
     ("ztunnel-broker", &["--ztunnel-peer", "cgroup:relative"]),
-    (
-        "ztunnel-broker",
-        &["--ztunnel-capabilities", "NET_ADMIN,CAP_NET_RAW"],
-    ),
-    ("ztunnel-broker", &["--ztunnel-capabilities", ","]),
     ("pod-events", &["--ztunnel-pods", "app=ztunnel"]),
     ("pod-events", &["--node-name", "Node!"]),
     ("pod-events", &["--node-name", ""]),

@@ -228,25 +228,14 @@ pub fn create_private_directory(path: &Path) -> Result<(), BindError> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(error)
 }
 
-/// The access to the directory after [`restrict_directory`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DirectoryAccess {
-    /// Only this user may enter, as before.
-    AlreadyPrivate,
-    /// Only this user may enter from now on; the value is the previous mode.
-    Restricted(u32),
-    /// Other users may enter, because the directory holds more than the socket. These users see the socket but can
-    /// neither open nor replace it.
-    Shared(u32),
-}
-
 /// Restricts a directory that holds only the socket, such as a directory that the kubelet created for a `hostPath` of
-/// type `DirectoryOrCreate` (0755). Any other directory, such as `/run`, is shared and stays unchanged.
+/// type `DirectoryOrCreate` (0755). Any other directory, such as `/run`, is shared and stays unchanged: other users see
+/// the socket but can neither open nor replace it. Both are logged.
 ///
 /// # Errors
 ///
 /// Fails if other users could replace the socket, or if the directory cannot be restricted.
-pub fn restrict_directory(socket: &Path) -> Result<DirectoryAccess, BindError> {
+pub fn restrict_directory(socket: &Path) -> Result<(), BindError> {
     let parent = socket.parent().unwrap_or_else(|| Path::new("/"));
     let error = |source| BindError::Directory {
         path: parent.to_owned(),
@@ -261,25 +250,33 @@ pub fn restrict_directory(socket: &Path) -> Result<DirectoryAccess, BindError> {
     }
     let mode = found.mode() & 0o7777;
     if mode & 0o077 == 0 {
-        return Ok(DirectoryAccess::AlreadyPrivate);
+        return Ok(());
     }
     for entry in fs::read_dir(parent).map_err(error)? {
         let name = entry.map_err(error)?.file_name();
         if Some(name.as_os_str()) != socket.file_name() {
-            return shared(parent, mode);
+            return check_shared(parent, mode);
         }
     }
-    create_private_directory(parent).map(|()| DirectoryAccess::Restricted(mode))
+    create_private_directory(parent)?;
+    let (directory, mode) = (parent.display(), format_args!("{mode:o}"));
+    tracing::warn!(%directory, %mode, "Restricted the directory of a socket to its owner");
+    Ok(())
 }
 
-fn shared(directory: &Path, mode: u32) -> Result<DirectoryAccess, BindError> {
-    if mode & 0o022 == 0 {
-        return Ok(DirectoryAccess::Shared(mode));
+fn check_shared(directory: &Path, mode: u32) -> Result<(), BindError> {
+    if mode & 0o022 != 0 {
+        return Err(BindError::Writable {
+            path: directory.to_owned(),
+            mode,
+        });
     }
-    Err(BindError::Writable {
-        path: directory.to_owned(),
-        mode,
-    })
+    let (directory, mode) = (directory.display(), format_args!("{mode:o}"));
+    tracing::warn!(
+        %directory, %mode,
+        "The directory of a socket is accessible to others and holds other files; use a directory of its own"
+    );
+    Ok(())
 }
 
 pub fn restrict_socket(path: &Path) -> Result<(), BindError> {

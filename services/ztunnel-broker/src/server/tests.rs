@@ -1,9 +1,7 @@
-use futures_util::StreamExt as _;
-use inpod_proto::{failure_of, ztunnelbroker::v1::watch_sessions_response::Event};
-use inpod_types::{Failure, Reason, SandboxRef};
+use inpod_proto::failure_of;
 
 use super::*;
-use crate::{descriptors::Descriptors, fixture, peer::Peer};
+use crate::{descriptors::Descriptors, fixture, hub::now, peer::Peer};
 
 fn handler() -> (tokio::sync::watch::Sender<bool>, Handler) {
     let hub = Hub::new(
@@ -18,11 +16,11 @@ fn handler() -> (tokio::sync::watch::Sender<bool>, Handler) {
     )
 }
 
-fn workload(container: &str, netns: u64) -> broker::Workload {
+fn workload(container: &str, netns: u64) -> WireWorkload {
     (&fixture::workload(container, "p", netns, 1)).into()
 }
 
-fn set(workloads: Vec<broker::Workload>) -> Request<SetWorkloadsRequest> {
+fn set(workloads: Vec<WireWorkload>) -> Request<SetWorkloadsRequest> {
     Request::new(SetWorkloadsRequest {
         instance_id: "run-1".to_owned(),
         revision: 1,
@@ -30,18 +28,10 @@ fn set(workloads: Vec<broker::Workload>) -> Request<SetWorkloadsRequest> {
     })
 }
 
-fn add(instance_id: &str, workload: broker::Workload) -> Request<AddWorkloadRequest> {
+fn add(instance_id: &str, workload: WireWorkload) -> Request<AddWorkloadRequest> {
     Request::new(AddWorkloadRequest {
         instance_id: instance_id.to_owned(),
         workload: Some(workload),
-    })
-}
-
-fn remove(sandbox: &SandboxRef, revision: u64) -> Request<RemoveWorkloadRequest> {
-    Request::new(RemoveWorkloadRequest {
-        instance_id: "run-1".to_owned(),
-        sandbox: Some(sandbox.into()),
-        revision,
     })
 }
 
@@ -66,27 +56,9 @@ fn an_add_leaves_its_caller_the_reserve_or_half_of_a_short_time() {
 }
 
 #[tokio::test]
-async fn a_call_for_another_run_of_the_broker_is_refused() {
-    let (_stop, handler) = handler();
-    let answer = handler.add_workload(add("run-0", workload("c", 1))).await;
-    assert_eq!(failure(answer).reason, Reason::InstanceMismatch);
-}
-
-#[tokio::test]
-async fn before_the_set_is_known_nothing_is_added_or_removed() {
-    let (_stop, handler) = handler();
-    let answer = handler.add_workload(add("run-1", workload("c", 1))).await;
-    assert_eq!(failure(answer).reason, Reason::NotSeeded);
-    let answer = handler
-        .remove_workload(remove(&fixture::sandbox("c"), 1))
-        .await;
-    assert_eq!(failure(answer).reason, Reason::NotSeeded);
-}
-
-#[tokio::test]
 async fn a_malformed_workload_of_a_set_is_named_and_nothing_is_stored() {
     let (_stop, handler) = handler();
-    let bad = broker::Workload {
+    let bad = WireWorkload {
         revision: 0,
         ..workload("c2", 1)
     };
@@ -94,7 +66,7 @@ async fn a_malformed_workload_of_a_set_is_named_and_nothing_is_stored() {
         .set_workloads(set(vec![workload("c1", 1), bad]))
         .await;
     assert_eq!(failure(answer).field, "workloads[1].revision");
-    assert!(!handler.hub.watch().0.seeded);
+    assert!(!handler.hub.watch().0);
 }
 
 #[tokio::test]
@@ -133,27 +105,26 @@ async fn the_list_shows_the_set_by_sandbox_and_whether_its_descriptors_are_held(
     assert_eq!(listed, [workload("c1", 1), workload("c2", 2)]);
 }
 
-#[tokio::test]
-async fn removing_an_unknown_sandbox_succeeds() {
-    let (_stop, handler) = handler();
-    handler.set_workloads(set(vec![])).await.unwrap();
-    let answer = handler
-        .remove_workload(remove(&fixture::sandbox("c"), 1))
-        .await;
-    assert_eq!(answer.unwrap().into_inner().instance_id, "run-1");
-}
-
-/// Returns everything that a watcher receives, in short form.
-async fn watch_events(
-    handler: &Handler,
-    stop: tokio::sync::watch::Sender<bool>,
-    act: impl FnOnce(&Hub),
-) -> Vec<String> {
+#[tokio::test(start_paused = true)]
+async fn a_watcher_gets_the_state_then_its_end_then_changes() {
+    let (stop, handler) = handler();
+    let one = set(vec![workload("c", 0)]);
+    handler.set_workloads(one).await.unwrap();
+    let first = handler.hub.state().connect(Peer::from_pid(7), now());
+    handler.hub.state().hello(first, now());
     let watch = handler
         .watch_sessions(Request::new(WatchSessionsRequest {}))
         .await
         .unwrap();
-    act(&handler.hub);
+    {
+        let mut state = handler.hub.state();
+        state.next(first, now()).0.unwrap();
+        state.ack(first, Ok(()), now()).unwrap();
+        state.remove(&fixture::sandbox("c"), Revision(2)).unwrap();
+        state.next(first, now()).0.unwrap();
+        state.ack(first, Ok(()), now()).unwrap();
+        state.disconnect(first, "it closed the connection", now());
+    }
     let events = watch
         .into_inner()
         .map(|event| match event.unwrap().event.unwrap() {
@@ -170,33 +141,13 @@ async fn watch_events(
     }
     stop.send_replace(true);
     assert!(events.next().await.is_none());
-    all
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_watcher_gets_the_state_then_its_end_then_changes() {
-    let (stop, handler) = handler();
-    handler
-        .set_workloads(set(vec![workload("c", 0)]))
-        .await
-        .unwrap();
-    let first = handler.hub.connect(Peer::from_pid(7));
-    handler.hub.hello(first);
-    let events = watch_events(&handler, stop, |hub| {
-        drop(hub.next(first));
-        hub.ack(first, Ok(())).unwrap();
-        hub.remove(&fixture::sandbox("c"), Revision(2)).unwrap();
-        drop(hub.next(first));
-        hub.ack(first, Ok(())).unwrap();
-        hub.disconnect(first, "it closed the connection");
-    });
     let expected = [
         "run-1",
         "session 1 SESSION_PHASE_SNAPSHOT",
         "complete, seeded: true",
         "session 1 SESSION_PHASE_CLOSED",
     ];
-    assert_eq!(events.await, expected);
+    assert_eq!(all, expected);
 }
 
 #[tokio::test(start_paused = true)]
@@ -207,8 +158,9 @@ async fn a_watcher_that_falls_behind_is_cut_off() {
         .await
         .unwrap();
     for _ in 0..10_000 {
-        let id = handler.hub.connect(Peer::from_pid(1));
-        handler.hub.disconnect(id, "it closed the connection");
+        let id = handler.hub.state().connect(Peer::from_pid(1), now());
+        let mut state = handler.hub.state();
+        state.disconnect(id, "it closed the connection", now());
     }
     let events: Vec<_> = watch.into_inner().collect().await;
     let last = events.into_iter().last().unwrap();
@@ -244,18 +196,15 @@ async fn a_list_shows_who_a_ztunnel_is_what_it_refused_and_the_suspicion_against
         .set_workloads(set(vec![workload("c", 0)]))
         .await
         .unwrap();
-    let peer = Peer {
-        cgroup: Some("/kubepods/z".to_owned()),
-        pod_uid: Some(fixture::uid("z")),
-        ..Peer::from_pid(7)
-    };
+    let peer = Peer::new(7, Some("/kubepods/z".to_owned()), Some(fixture::uid("z")));
     for _ in 0..2 {
-        let id = handler.hub.connect(peer.clone());
-        handler.hub.hello(id);
-        drop(handler.hub.next(id));
-        handler.hub.disconnect(id, "it closed the connection");
+        let id = handler.hub.state().connect(peer.clone(), now());
+        handler.hub.state().hello(id, now());
+        drop(handler.hub.state().next(id, now()));
+        let mut state = handler.hub.state();
+        state.disconnect(id, "it closed the connection", now());
     }
-    handler.hub.connect(peer);
+    handler.hub.state().connect(peer, now());
     let request = Request::new(ListWorkloadsRequest {});
     let list = handler.list_workloads(request).await.unwrap().into_inner();
     let session = &list.sessions[0];

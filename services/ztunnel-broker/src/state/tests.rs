@@ -14,14 +14,10 @@ use std::{
     env,
     panic::{AssertUnwindSafe, catch_unwind},
     thread,
-    time::{Duration, Instant},
 };
 
 use schedule::Schedule;
 use world::World;
-
-use super::State;
-use crate::peer::Peer;
 
 /// The number of schedules without `MODEL_SCHEDULES` in the environment, which an unoptimised build plays in seconds.
 const SCHEDULES: u64 = 10_000;
@@ -111,14 +107,4 @@ fn the_schedules_reach_what_they_are_for() {
         reached.stopped_by_snapshot,
     ];
     assert!(all.iter().all(|count| *count > 100), "{reached:?}");
-}
-
-#[test]
-fn a_session_without_a_hello_wakes_at_its_deadline_until_it_is_closed() {
-    let (timeout, now) = (Duration::from_secs(10), Instant::now());
-    let mut state = State::new(timeout);
-    let id = state.connect(Peer::from_pid(1), now);
-    assert_eq!(state.wake_at(id), Some(now + timeout));
-    state.disconnect(id, "it closed the connection", now);
-    assert_eq!(state.wake_at(id), None);
 }

@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io::ErrorKind,
     os::{
-        fd::{AsFd, AsRawFd as _, OwnedFd},
+        fd::{AsRawFd as _, OwnedFd},
         unix::fs::MetadataExt as _,
     },
     path::Path,
@@ -23,6 +23,7 @@ use inpod_proto::{
     types::v1::Failure,
     zds::{WorkloadRequest, workload_request::Payload},
 };
+use inpod_service::peer::Setting;
 use inpod_types::{NetnsId, Reason, Revision, SandboxRef, Workload, WorkloadInfo};
 use nix::sys::socket::{MsgFlags, send};
 use prost::Message as _;
@@ -35,7 +36,7 @@ use tokio::{
 };
 use tokio_seqpacket::{UnixSeqpacket, ancillary::OwnedAncillaryMessage};
 use ztunnel_broker::{
-    descriptors::Descriptors, error::AddError, hub::Hub, sessions::SessionId, zds::Listener,
+    admission, descriptors::Descriptors, hub::Hub, peer::Policy, session::SessionId, zds,
 };
 
 /// The limit for everything that is expected to happen.
@@ -61,8 +62,8 @@ impl Bench {
             ACK_TIMEOUT,
             inpod_service::Readiness::default(),
         );
-        let listener = Listener::bind(&dir.path().join("ztunnel.sock")).unwrap();
-        let serving = listener.serve(Arc::clone(&hub));
+        let listener = zds::listen(&dir.path().join("ztunnel.sock")).unwrap();
+        let serving = admission::serve(listener, Arc::clone(&hub), Policy::new(Setting::Uid));
         let fetching = Arc::clone(&hub);
         Self {
             hub,
@@ -94,16 +95,18 @@ impl Bench {
     }
 
     pub(crate) fn remove(&self, container: &str, revision: u64) {
-        self.hub
-            .remove(&sandbox(container), Revision(revision))
-            .unwrap();
+        let removed = self
+            .hub
+            .state()
+            .remove(&sandbox(container), Revision(revision));
+        removed.unwrap();
     }
 
     pub(crate) fn add(
         &self,
         workload: Workload,
         wait: Duration,
-    ) -> JoinHandle<Result<SessionId, AddError>> {
+    ) -> JoinHandle<Result<SessionId, inpod_types::Failure>> {
         let hub = Arc::clone(&self.hub);
         let until = Instant::now() + wait;
         tokio::spawn(async move { hub.add(workload, until).await })
@@ -113,11 +116,6 @@ impl Bench {
         let ztunnel = Ztunnel::connect(&self.socket()).await;
         ztunnel.send(b"\x08\x01").await;
         ztunnel
-    }
-
-    pub(crate) fn stop(&self) {
-        self.ztunnels.abort();
-        self.hub.stop();
     }
 }
 
@@ -216,11 +214,6 @@ pub(crate) fn netns(number: usize) -> NetnsId {
         inode: stat.ino(),
         cookie: 1,
     }
-}
-
-pub(crate) fn is_netns(fd: &impl AsFd, number: usize) -> bool {
-    let stat = nix::sys::stat::fstat(fd).unwrap();
-    (stat.st_dev, stat.st_ino) == (netns(number).device, netns(number).inode)
 }
 
 fn stand_in(number: usize) -> String {

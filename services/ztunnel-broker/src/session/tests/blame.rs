@@ -6,11 +6,12 @@ fn reconnect(script: &mut Script, cause: &str) {
     if let Some((uid, during)) = script.session.suspect() {
         let uid = uid.clone();
         script
+            .inputs
             .quarantine
             .record_loss(&uid, &WHO, during, cause, script.now);
     }
-    script.session = Session::new(WHO, TIMEOUT, script.now);
-    script.session.on_hello(&script.desired);
+    script.session = session(script.now);
+    script.session.on_hello();
 }
 
 #[test]
@@ -26,25 +27,6 @@ fn the_pod_in_flight_when_a_session_ended_is_kept_in_the_next_and_added_last() {
         "snapshot sent",
         "add p1 as p1 in 1",
     ]);
-}
-
-#[test]
-fn a_pod_over_which_two_sessions_ended_is_sent_again_when_its_quarantine_is_over() {
-    let mut script = Script::greeted(vec![workload("c1", "p1", 1, 1), workload("c2", "p2", 2, 1)]);
-    assert_eq!(script.next(), "add p1 as p1 in 1");
-    reconnect(&mut script, "it closed the connection");
-    let snapshot = ["add p2 as p2 in 2", "keep p1", "snapshot sent"];
-    for expected in snapshot {
-        assert_eq!(script.next(), expected);
-        script.ack();
-    }
-    assert_eq!(script.next(), "add p1 as p1 in 1");
-    reconnect(&mut script, "it closed the connection");
-    script.expect(&snapshot);
-    let due = script.now + Duration::from_secs(60);
-    assert_eq!(script.wake_at(), Some(due));
-    script.now = due;
-    script.expect(&["add p1 as p1 in 1"]);
 }
 
 #[test]
@@ -64,7 +46,7 @@ fn another_ztunnel_adds_at_once_what_the_first_one_lost_its_sessions_over() {
     let mut script = Script::live(vec![]);
     let suspect = uid("p");
     for _ in 0..5 {
-        script.quarantine.record_loss(
+        script.inputs.quarantine.record_loss(
             &suspect,
             &WHO,
             LostDuring::Add,
@@ -74,9 +56,21 @@ fn another_ztunnel_adds_at_once_what_the_first_one_lost_its_sessions_over() {
     }
     script.put(workload("c", "p", 1, 2));
     script.expect(&[]);
-    script.session = Session::new(Ztunnel::Process(2), TIMEOUT, script.now);
-    script.session.on_hello(&script.desired);
+    script.session = Session::new(Peer::from_pid(2), TIMEOUT, script.now);
+    script.session.on_hello();
     script.expect(&["keep p", "snapshot sent", "add p as p in 1"]);
+}
+
+#[test]
+fn a_suspected_pod_is_added_after_all_others() {
+    let mut script = Script::live(vec![]);
+    let (suspect, cause) = (uid("p"), "it closed the connection");
+    let quarantine = &mut script.inputs.quarantine;
+    quarantine.record_loss(&suspect, &WHO, LostDuring::Add, cause, script.now);
+    let all = vec![workload("c1", "p", 1, 1), workload("c2", "q", 2, 2)];
+    script.inputs.desired.set(Revision(2), all, script.now);
+    script.fetch();
+    script.expect(&["add q as q in 2", "add p as p in 1"]);
 }
 
 #[test]
@@ -129,7 +123,7 @@ fn a_suspect_that_another_ztunnel_takes_meanwhile_is_added_in_what_is_left_of_th
     assert_eq!(script.next(), "add p1 as p1 in 1");
     reconnect(&mut script, "it closed the connection");
     assert_eq!(script.next(), "add p2 as p2 in 2");
-    script.quarantine.clear(&uid("p1"));
+    script.inputs.quarantine.clear(&uid("p1"));
     script.ack();
     script.expect(&["add p1 as p1 in 1", "snapshot sent"]);
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use inpod_types::{SandboxRef, Workload};
 
-use crate::desired::{Desired, Entry};
+use crate::desired::Desired;
 
 /// A removed sandbox has no workload.
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ impl Expected {
 
     pub(super) fn check(&self, desired: &Desired) {
         for (sandbox, workload) in &self.0 {
-            let entry = desired.get(sandbox).map(Entry::workload);
+            let entry = desired.get(sandbox).map(|entry| &entry.workload);
             assert_eq!(entry, workload.as_ref(), "{sandbox}");
         }
     }

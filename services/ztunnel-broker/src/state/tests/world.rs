@@ -4,7 +4,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use inpod_types::{Revision, Workload};
+use inpod_proto::ztunnelbroker::v1::SessionPhase;
+use inpod_service::Readiness;
+use inpod_types::{Failure, Reason, Revision, Workload};
+use tokio::sync::watch;
 
 use super::{
     expected::Expected,
@@ -12,8 +15,8 @@ use super::{
     ztunnel::Ztunnel,
 };
 use crate::{
-    fixture, nack::Nack, next_message::Target, outcome::Unserved, peer::Peer, pending::Ticket,
-    session::Stage, state::State,
+    fixture, nack::Nack, next_message::Target, outcome, peer::Peer, session::SessionId,
+    state::State,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -21,10 +24,10 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// A time longer than any quarantine.
 const LONG: Duration = Duration::from_secs(4000);
 
-/// A caller that waits for an add.
+/// A caller that waits for an add, until it has learnt the outcome.
 struct Waiting {
-    ticket: Ticket,
-    decided: bool,
+    workload: Workload,
+    waits: watch::Receiver<()>,
 }
 
 /// Counts of the events for which the model exists.
@@ -73,7 +76,7 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(nature: Nature) -> Self {
         Self {
-            state: State::new(TIMEOUT),
+            state: State::new(TIMEOUT, Readiness::default()),
             now: Instant::now(),
             revision: 10,
             ztunnels: Default::default(),
@@ -124,13 +127,13 @@ impl World {
     fn set(&mut self, named: &[Given], behind: u64) {
         let all: Vec<_> = named.iter().map(|it| self.workload(it, behind)).collect();
         let known = self.state.desired().entries();
-        let mut before: BTreeSet<_> = known.map(|it| it.workload().sandbox.clone()).collect();
+        let mut before: BTreeSet<_> = known.map(|it| it.workload.sandbox.clone()).collect();
         let revision = Revision(self.revision - behind);
         self.state.set(revision, all.clone(), self.now);
         for workload in all {
             let sandbox = workload.sandbox.clone();
             let after = self.state.desired().get(&sandbox);
-            let after = after.map(|entry| entry.workload().clone());
+            let after = after.map(|entry| entry.workload.clone());
             // The set may not know the netns.
             let netns = after.as_ref().and_then(|after| after.netns);
             before.remove(&sandbox);
@@ -153,12 +156,11 @@ impl World {
         let workload = self.workload(&given, behind);
         let sandbox = workload.sandbox.clone();
         let descriptor = fixture::descriptor(workload.netns.unwrap().inode);
-        if let Ok(ticket) = self.state.add(workload.clone(), descriptor, self.now) {
-            self.expected.change(&sandbox, Some(workload));
-            self.waiting.push(Waiting {
-                ticket,
-                decided: false,
-            });
+        if let Ok(mut waits) = self.state.add(workload.clone(), descriptor, self.now) {
+            self.expected.change(&sandbox, Some(workload.clone()));
+            // The outcome of a new add is decided without a change, too.
+            waits.mark_changed();
+            self.waiting.push(Waiting { workload, waits });
         }
     }
 
@@ -166,43 +168,55 @@ impl World {
         self.revision += 1;
         let sandbox = fixture::sandbox(&format!("c{container}"));
         let revision = Revision(self.revision - behind);
-        if self.state.remove(&sandbox, revision, self.now).is_ok() {
+        if self.state.remove(&sandbox, revision).is_ok() {
             self.expected.change(&sandbox, None);
         }
     }
 
+    /// Ends a caller's wait: its time is over.
     fn finish(&mut self, n: usize) {
         let waiting = self.waiting.remove(n);
-        let outcome = self.state.outcome(&waiting.ticket, self.now);
-        self.reached.served += u64::from(outcome.is_ok());
-        self.reached.unserved += u64::from(outcome.is_err());
-        self.reached.superseded += u64::from(outcome == Err(Unserved::Superseded));
+        let cause = outcome::timeout_cause(&self.state, &waiting.workload, self.now);
+        assert_ne!(cause.reason, Reason::RevisionStale);
+        self.reached.unserved += 1;
     }
 
-    /// Checks the desired set, and each newly decided add at once, because the add's ztunnel may be gone later.
+    /// Checks the desired set, and decides the adds of callers that a change has woken, as [`crate::hub::Hub`] does.
     fn check_calls(&mut self) {
-        self.state.take_events();
-        let desired = self.state.desired();
-        self.expected.check(desired);
-        for waiting in self.waiting.iter_mut().filter(|it| !it.decided) {
-            let awaited = &waiting.ticket.awaited;
-            let outcome = waiting.ticket.outcome.borrow();
-            let current = desired.current(&awaited.uid);
-            let stands = current.is_some_and(|entry| awaited.matches(entry));
-            match &*outcome {
-                None => assert!(stands, "a caller waits for a superseded {awaited:?}"),
-                Some(Err(Unserved::Superseded)) => assert!(!stands, "{awaited:?} stands"),
-                Some(Err(_)) => {}
-                Some(Ok(id)) => {
-                    let Target { netns, info } = &awaited.target;
-                    let mut ztunnels = self.ztunnels.iter();
-                    let ztunnel = ztunnels.find(|it| it.session == Some(*id)).unwrap();
-                    let serves = ztunnel.running.get(awaited.uid.as_str());
-                    let asked = (*netns, info.name.to_string());
-                    assert_eq!(serves, Some(&asked), "{}", awaited.uid);
+        self.expected.check(self.state.desired());
+        let waiting = std::mem::take(&mut self.waiting);
+        for mut caller in waiting {
+            let decided = outcome::decide(&self.state, &caller.workload, self.now);
+            let is_woken = caller.waits.has_changed().unwrap();
+            caller.waits.mark_unchanged();
+            match decided {
+                None => self.waiting.push(caller),
+                Some(outcome) => {
+                    assert!(is_woken, "a caller sleeps: {:?}", caller.workload);
+                    self.check_outcome(&caller.workload, outcome);
                 }
             }
-            waiting.decided = outcome.is_some();
+        }
+    }
+
+    fn check_outcome(&mut self, workload: &Workload, outcome: Result<SessionId, Failure>) {
+        let current = self.state.desired().current(&workload.uid);
+        let stands = current.is_some_and(|entry| entry.workload == *workload);
+        match outcome {
+            Err(failure) => {
+                let is_superseded = failure.reason == Reason::RevisionStale;
+                assert_eq!(is_superseded, !stands, "{workload:?}: {failure}");
+                self.reached.unserved += 1;
+                self.reached.superseded += u64::from(is_superseded);
+            }
+            Ok(id) => {
+                let mut ztunnels = self.ztunnels.iter();
+                let ztunnel = ztunnels.find(|it| it.session == Some(id)).unwrap();
+                let serves = ztunnel.running.get(workload.uid.as_str());
+                let asked = (workload.netns.unwrap(), workload.info.name.to_string());
+                assert_eq!(serves, Some(&asked), "{}", workload.uid);
+                self.reached.served += 1;
+            }
         }
     }
 
@@ -212,7 +226,7 @@ impl World {
         for (sandbox, id) in missing {
             if one.is_none_or(|n| sandbox == fixture::sandbox(&format!("c{n}"))) {
                 let descriptor = fixture::descriptor(id.inode);
-                self.state.store(&sandbox, descriptor, self.now);
+                self.state.store(&sandbox, descriptor);
             }
         }
     }
@@ -227,10 +241,10 @@ impl World {
     }
 
     fn has_quarantine(&self) -> bool {
-        let quarantine = self.state.quarantine();
+        let quarantine = &self.state.inputs().quarantine;
         let uids = (0..PODS).map(|pod| fixture::uid(&format!("p{pod}")));
-        let mut worst = uids.filter_map(|uid| quarantine.worst_suspicion(&uid).cloned());
-        worst.any(|suspicion| suspicion.is_in_quarantine())
+        let mut suspicions = uids.filter_map(|uid| quarantine.suspicion(&uid).cloned());
+        suspicions.any(|suspicion| suspicion.is_in_quarantine())
     }
 
     fn hello(&mut self, n: usize) {
@@ -251,7 +265,7 @@ impl World {
         let Some(id) = self.ztunnels[n].session else {
             return false;
         };
-        let Some(message) = self.state.next(id, self.now) else {
+        let (Some(message), _) = self.state.next(id, self.now) else {
             return false;
         };
         assert!(self.state.desired().is_seeded());
@@ -266,7 +280,11 @@ impl World {
     fn check_stopped(&mut self, n: usize) {
         for uid in self.ztunnels[n].stopping() {
             let uid = fixture::uid(uid);
-            let deferral = self.state.quarantine().deferral(&uid, &peer(n).ztunnel());
+            let deferral = self
+                .state
+                .inputs()
+                .quarantine
+                .deferral(&uid, &peer(n).ztunnel);
             let feared = deferral.is_some_and(|it| !it.may_keep);
             let desired = self.state.desired().current(&uid);
             assert!(desired.is_none() || feared, "{uid} should have been kept");
@@ -285,8 +303,13 @@ impl World {
             return;
         }
         ztunnel.carry_out();
-        let answered = self.state.ack(id, Ok(()), self.now).unwrap();
-        self.reached.snapshots += u64::from(answered.is_none());
+        let before = self.phase(id);
+        self.state.ack(id, Ok(()), self.now).unwrap();
+        self.reached.snapshots += u64::from(self.phase(id) != before);
+    }
+
+    fn phase(&self, id: SessionId) -> SessionPhase {
+        self.state.sessions()[&id].phase()
     }
 
     fn refuse(&mut self, n: usize) {
@@ -314,8 +337,8 @@ impl World {
     fn restart(&mut self) {
         let desired = self.state.desired();
         let seeded = desired.is_seeded();
-        let all: Vec<_> = desired.entries().map(|it| it.workload().clone()).collect();
-        self.state = State::new(TIMEOUT);
+        let all: Vec<_> = desired.entries().map(|it| it.workload.clone()).collect();
+        self.state = State::new(TIMEOUT, Readiness::default());
         self.waiting.clear();
         for ztunnel in &mut self.ztunnels {
             ztunnel.session = None;
@@ -375,9 +398,8 @@ impl World {
             return;
         }
         for ztunnel in &self.ztunnels {
-            let session = ztunnel.session.and_then(|id| self.state.sessions().get(id));
-            let session = &session.unwrap().session;
-            assert_eq!(session.stage(), Stage::Live);
+            let session = &self.state.sessions()[&ztunnel.session.unwrap()];
+            assert_eq!(session.phase(), SessionPhase::Live);
             // A kept pod may not have been served before.
             assert!(session.serves() >= ztunnel.running.len());
             self.check_ztunnel(ztunnel);
@@ -388,7 +410,10 @@ impl World {
         let pending = &ztunnel.pending;
         assert!(pending.is_empty(), "it would not be ready: {ztunnel:?}");
         let desired = self.state.desired();
-        for uid in desired.uids().filter(|uid| !self.is_poison(uid.as_str())) {
+        for (uid, _) in desired
+            .pods()
+            .filter(|(uid, _)| !self.is_poison(uid.as_str()))
+        {
             let serves = ztunnel.running.get(uid.as_str());
             let Some(Target { netns, info }) = desired.current(uid).and_then(Target::of) else {
                 continue;

@@ -6,7 +6,7 @@ use inpod_proto::zds::{WorkloadRequest, workload_request::Payload};
 use inpod_types::NetnsId;
 use prost::Message as _;
 
-use crate::{descriptors::Descriptor, message::Message, sessions::SessionId};
+use crate::{descriptors::Descriptor, message::Message, session::SessionId};
 
 #[derive(Debug, Default)]
 pub(super) struct Ztunnel {
