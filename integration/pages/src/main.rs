@@ -12,10 +12,7 @@ use anyhow::{Context as _, bail};
 use clap::{Arg, ArgAction, Command};
 use inpod_service::{Key, config::COMMON};
 use inpod_types::{Reason, keys};
-use pod_events::{
-    counters::Metric,
-    metrics::{OF_ISTIO, OWN},
-};
+use pod_events::{counters::Metric, metrics::OWN};
 
 fn main() -> anyhow::Result<()> {
     let check = Arg::new("check")
@@ -125,23 +122,19 @@ fn labels() -> String {
 }
 
 fn metrics() -> String {
-    let row = |prefix: &str, (metric, ending): &(Metric, &str), when: &str| {
+    let row = |(metric, ending): &(Metric, &str)| {
         let labels = if metric.labels.is_empty() {
             "-"
         } else {
             metric.labels
         };
         vec![
-            format!("`{prefix}{}{ending}`", metric.name),
+            format!("`inpod_pod_events_{}{ending}`", metric.name),
             labels.to_owned(),
-            format!("{}{when}.", metric.help),
+            format!("{}.", metric.help),
         ]
     };
-    let own = OWN.iter().map(|it| row("inpod_pod_events_", it, ""));
-    let of_istio = OF_ISTIO
-        .iter()
-        .map(|it| row("", it, ". Only with `istio_metrics`"));
-    table(&["Metric", "Labels", "What it counts"], own.chain(of_istio))
+    table(&["Metric", "Labels", "What it counts"], OWN.iter().map(row))
 }
 
 fn reasons() -> String {

@@ -127,11 +127,6 @@ pub const KEYS: &[Key] = &[
         default: Some("32"),
         help: "How many ADDs of pods of the mesh are processed at once; the others wait, earliest deadline first",
     },
-    Key {
-        name: "istio_metrics",
-        default: Some("false"),
-        help: "Whether metrics are also exposed under the names of Istio's node agent (true or false)",
-    },
 ];
 
 #[derive(Clone, Debug, Deserialize)]
@@ -172,7 +167,6 @@ pub struct Config {
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub receipt_file: PathBuf,
     pub max_adds: NonZeroUsize,
-    pub istio_metrics: bool,
 }
 
 impl Config {

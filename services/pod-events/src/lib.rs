@@ -48,7 +48,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use inpod_proto::podevents::v1::pod_events_service_server::PodEventsServiceServer;
-use inpod_service::{Daemon, Readiness, Service};
+use inpod_service::{Daemon, Readiness, Service, metrics::AggregatedMetrics};
 use tokio::sync::watch;
 
 use crate::{
@@ -62,7 +62,7 @@ use crate::{
     drift::Repairs,
     inventory::Inventory,
     leave_mode::LeaveMode,
-    metrics::{AggregatedMetrics, IstioMetrics, Metrics},
+    metrics::Metrics,
     offline::PluginState,
     owners::Owners,
     pipeline::{Pipeline, Revisions, Synced},
@@ -116,7 +116,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     if shared.config.ready_needs_ztunnel {
         conditions.require("ztunnel", "no ztunnel is up to date");
     }
-    let (metrics, istio) = register_metrics(&daemon, &shared, &registry);
+    let metrics = register_metrics(&daemon, &shared, &registry);
     let (known, readiness) = (registry.clone(), conditions.clone());
     PluginState::start(Arc::clone(&shared), known, readiness, metrics.clone()).await;
     let adoption = Adoption::open(daemon.directory(SERVICE.name).join("inherited"));
@@ -131,7 +131,6 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         shared,
         conditions,
         metrics,
-        istio,
         version: SERVICE.version,
         instance_id: daemon.instance_id().to_owned(),
         shutdown: daemon.shutdown(),
@@ -149,26 +148,18 @@ fn clients(config: &Config, daemon: &Daemon) -> Clients {
     Clients::new(netconfig, broker, config.capture())
 }
 
-fn register_metrics(
-    daemon: &Daemon,
-    shared: &Arc<Shared>,
-    registry: &Registry,
-) -> (Metrics, Option<IstioMetrics>) {
+fn register_metrics(daemon: &Daemon, shared: &Arc<Shared>, registry: &Registry) -> Metrics {
     let metrics = daemon.metrics().register(|metrics| {
         shared.repairs.register(metrics);
         shared.status.register(metrics);
         Metrics::register(metrics, registry, shared)
     });
-    let istio = shared.config.istio_metrics;
-    let istio = istio.then(|| daemon.metrics().register_foreign(IstioMetrics::register));
-    if let Some(istio) = istio.clone() {
-        tokio::spawn(istio.count_changes(shared.source.changes()));
-    }
     if let Some(address) = shared.config.metrics_address {
-        let (metrics, conditions) = (AggregatedMetrics::new(daemon), daemon.readiness().clone());
-        tokio::spawn(inpod_service::metrics::serve(address, conditions, metrics));
+        let (own, conditions) = (daemon.metrics().clone(), daemon.readiness().clone());
+        let all = AggregatedMetrics::new(SERVICE.name, own, daemon.run_dir());
+        tokio::spawn(inpod_service::metrics::serve(address, conditions, all));
     }
-    (metrics, istio)
+    metrics
 }
 
 /// Starts the tasks that sync pod-events with its source, and the other services with pod-events.

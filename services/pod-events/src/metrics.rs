@@ -1,7 +1,5 @@
-//! The metrics of pod-events and, merged, of the other services.
+//! The metrics of pod-events.
 
-mod aggregate;
-mod istio;
 mod view_age;
 
 use std::{sync::Arc, time::Duration};
@@ -24,8 +22,6 @@ use crate::{
     task::{self, Added, ReplayOutcome, Shared, View},
 };
 
-pub(crate) use aggregate::AggregatedMetrics;
-pub use istio::IstioMetrics;
 use view_age::ViewAge;
 
 const ADDS: Metric = Metric {
@@ -104,9 +100,6 @@ pub const OWN: &[(Metric, &str)] = &[
     (SPOOLED, "_total"),
     (VIEW_AGE, ""),
 ];
-
-/// The metrics under the names of Istio's node agent, enabled by `istio_metrics`.
-pub const OF_ISTIO: &[(Metric, &str)] = &[(istio::REQUESTS, "_total"), (istio::EVENTS, "_total")];
 
 type ByOutcome = [(&'static str, &'static str); 1];
 type ByEventAndResult = [(&'static str, &'static str); 2];

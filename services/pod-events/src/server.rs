@@ -15,17 +15,12 @@ use inpod_proto::{
     required,
 };
 use inpod_service::{ConcurrencyGroup, Readiness, Shutdown, Trace};
-use inpod_types::{Enrollment, Failure, InvalidIdentifier, Reason, SandboxRef};
+use inpod_types::{Failure, InvalidIdentifier, SandboxRef};
 use tonic::{Request, Response, Status};
 
 use self::selection::{Filter, Selection};
 use crate::{
-    clients::Clients,
-    explain,
-    metrics::{IstioMetrics, Metrics},
-    pod::PodKey,
-    registry::Registry,
-    task::Shared,
+    clients::Clients, explain, metrics::Metrics, pod::PodKey, registry::Registry, task::Shared,
     trace,
 };
 
@@ -36,7 +31,6 @@ pub struct Server {
     pub conditions: Readiness,
     pub metrics: Metrics,
     /// Istio's counters, if enabled.
-    pub istio: Option<IstioMetrics>,
     pub version: &'static str,
     /// Identifies this run of the process.
     pub instance_id: String,
@@ -70,12 +64,6 @@ pub const CONCURRENCY_GROUPS: &[ConcurrencyGroup] = &[
 impl Server {
     fn clients(&self) -> &Clients {
         &self.shared.pipeline.clients
-    }
-
-    fn count_add(&self, added: Result<Enrollment, Reason>) {
-        if let Some(istio) = &self.istio {
-            istio.count_add(added);
-        }
     }
 
     fn keys(&self, selection: &Selection) -> BTreeSet<PodKey> {

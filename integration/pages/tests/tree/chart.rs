@@ -83,8 +83,9 @@ const FIXED: [&str; 15] = [
 ];
 
 /// Settings of the previous release, which the chart refuses with a message.
-const REMOVED: [(&str, &str); 2] = [
+const REMOVED: [(&str, &str); 3] = [
     ("podEvents", "inbound_capture"),
+    ("podEvents", "istio_metrics"),
     ("ztunnelBroker", "ztunnel_capabilities"),
 ];
 

@@ -3,12 +3,14 @@
 //! Names begin with `inpod_<component>_`, and `process_*` metrics carry the component as a label, so that the texts of
 //! several services can be joined.
 
+mod aggregate;
 mod calls;
 mod fetch;
 mod observable_gauge;
 mod process;
 mod scrape;
 
+pub use aggregate::AggregatedMetrics;
 pub(crate) use calls::{Calls, OpenCall};
 pub use fetch::fetch;
 pub use observable_gauge::ObservableGauge;
@@ -69,11 +71,6 @@ impl Metrics {
     /// Registers metrics below the service's prefix. Each metric is registered once, because names must be unique.
     pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
         add(self.lock().sub_registry_with_prefix(&*self.prefix))
-    }
-
-    /// Registers metrics under another program's names, without a prefix.
-    pub fn register_foreign<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
-        add(&mut self.lock())
     }
 
     /// Renders all metrics as OpenMetrics text.

@@ -294,7 +294,6 @@ impl Run {
             shared,
             conditions,
             metrics,
-            istio: None,
             version: "0",
             instance_id: String::new(),
             shutdown,

@@ -81,8 +81,7 @@ impl Server {
         &self,
         request: Request<wire::AddPodRequest>,
     ) -> Result<wire::AddPodResponse, Failure> {
-        let parsed = add_call(request).inspect_err(|_| self.count_add(Err(Reason::InvalidField)));
-        let (key, call) = parsed?;
+        let (key, call) = add_call(request)?;
         inpod_service::record_attribute("k8s.namespace.name", &key.0);
         inpod_service::record_attribute("k8s.pod.name", &key.1);
         let timer = self.metrics.start_add(call.phases.clone());
@@ -92,8 +91,6 @@ impl Server {
             .as_ref()
             .map_or_else(|failure| failure.reason, |added| added.reason);
         inpod_service::record_attribute("inpod.reason", &reason);
-        let kind = added.as_ref().map(|added| added.enrollment);
-        self.count_add(kind.map_err(|failure| failure.reason));
         let added = added?;
         Ok(wire::AddPodResponse {
             enrollment: types::Enrollment::from(added.enrollment).into(),

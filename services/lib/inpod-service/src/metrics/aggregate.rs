@@ -7,10 +7,8 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use inpod_service::{
-    Daemon, Metrics,
-    metrics::{RenderMetrics, fetch},
-};
+
+use super::{Metrics, RenderMetrics, fetch};
 
 /// The timeout for all other services together. A late service counts as down.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -20,17 +18,21 @@ const OTHERS: [&str; 4] = ["netconfig", "ztunnel-broker", "installer", "repair"]
 /// The services that do not run on every node and are skipped without their directory.
 const OPTIONAL: [&str; 2] = ["installer", "repair"];
 
+/// The metrics of a service and of the node's other services, which are fetched at each scrape.
 #[derive(Clone, Debug)]
-pub(crate) struct AggregatedMetrics {
+pub struct AggregatedMetrics {
+    name: &'static str,
     own: Metrics,
     others: [(&'static str, PathBuf); 4],
 }
 
 impl AggregatedMetrics {
-    pub(crate) fn new(daemon: &Daemon) -> Self {
+    /// Aggregates a service's own metrics with those of the services below `run_dir`.
+    pub fn new(name: &'static str, own: Metrics, run_dir: &Path) -> Self {
         Self {
-            own: daemon.metrics().clone(),
-            others: OTHERS.map(|name| (name, inpod_service::socket(daemon.run_dir(), name))),
+            name,
+            own,
+            others: OTHERS.map(|other| (other, crate::socket(run_dir, other))),
         }
     }
 }
@@ -56,7 +58,7 @@ impl RenderMetrics for AggregatedMetrics {
             };
             (*name, text)
         }));
-        let mut texts = vec![(crate::SERVICE.name, Some(self.own.text()))];
+        let mut texts = vec![(self.name, Some(self.own.text()))];
         texts.extend(fetched.await);
         merge(&texts)
     }
