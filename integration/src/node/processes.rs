@@ -13,7 +13,7 @@ use nix::{
 };
 
 use super::Node;
-use crate::{Access, TIMEOUT, bin, eventually};
+use crate::{Access, TIMEOUT, bin, eventually, kubernetes};
 
 impl Node {
     pub fn zds_socket(&self) -> PathBuf {
@@ -47,7 +47,23 @@ impl Node {
         service: &str,
         settings: &[&str],
     ) -> anyhow::Result<()> {
-        let mut command = self.command(within, &bin(service)?);
+        let command = self.command(within, &bin(service)?);
+        self.spawn_service(command, run_dir, service, settings)
+    }
+
+    /// Starts a service of the previous release.
+    pub fn start_previous(&self, service: &str) -> anyhow::Result<()> {
+        let command = self.command(&[], &kubernetes::previous(service)?);
+        self.spawn_service(command, &self.run_dir(), service, &["--peer", "uid"])
+    }
+
+    fn spawn_service(
+        &self,
+        mut command: Command,
+        run_dir: &Path,
+        service: &str,
+        settings: &[&str],
+    ) -> anyhow::Result<()> {
         command.arg("--run-dir").arg(run_dir);
         command.args(settings);
         command.args(["--log-format", "text"]);

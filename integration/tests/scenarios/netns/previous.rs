@@ -5,8 +5,8 @@ use std::{fs, net::SocketAddr, path::PathBuf};
 use crate::common::flows::Flow;
 use crate::common::mesh::{Mesh, PORT};
 use anyhow::{Context as _, ensure};
-use inpod_proto::podevents::v1::PodState;
-use integration::{Call, Node, Pod, Spec, TIMEOUT, eventually, kubernetes::previous};
+use inpod_proto::{podevents::v1::PodState, ztunnelbroker::v1::WorkloadPhase};
+use integration::{Call, Node, Pod, SERVICES, Spec, TIMEOUT, eventually, kubernetes::previous};
 use nix::sys::signal::Signal;
 
 fn plugin() -> PathBuf {
@@ -61,6 +61,73 @@ fn what_the_previous_plugin_wrote_down_while_the_agent_was_away_is_acted_on() {
         anyhow::Ok(())
     })
     .unwrap();
+}
+
+/// Starts a node with one service of the previous release.
+fn start(previous: &str) -> Node {
+    let node = Node::new().unwrap();
+    for service in SERVICES {
+        restart(&node, service, previous);
+    }
+    node.start_ztunnel(&[]).unwrap();
+    node.ready().unwrap();
+    node
+}
+
+fn restart(node: &Node, service: &str, previous: &str) {
+    if service == previous {
+        node.start_previous(service).unwrap();
+    } else {
+        node.start(service).unwrap();
+    }
+}
+
+fn until_served(node: &Node, pods: &[&Pod]) {
+    let mut expected: Vec<_> = pods.iter().map(|pod| pod.spec.uid.clone()).collect();
+    expected.sort();
+    eventually(
+        "ztunnel serves exactly the pods in the mesh",
+        TIMEOUT,
+        || {
+            let listed = node.api().workloads()?.workloads;
+            let states = listed.iter().flat_map(|it| &it.states);
+            let added = states.filter(|state| state.phase() == WorkloadPhase::Added);
+            let mut served: Vec<_> = added.map(|state| state.uid.clone()).collect();
+            served.sort();
+            ensure!(served == expected, "{served:?}, not {expected:?}");
+            ensure!(listed.len() == expected.len(), "{listed:?}");
+            anyhow::Ok(())
+        },
+    )
+    .unwrap();
+}
+
+#[test]
+fn a_previous_service_beside_those_of_today_enrolls_and_leaves() {
+    for previous in ["pod-events", "ztunnel-broker"] {
+        let node = start(previous);
+        let one = node.pod(Spec::new("one").ambient()).unwrap();
+        until_served(&node, &[&one]);
+        for service in ["ztunnel-broker", "pod-events"] {
+            node.stop(service, Signal::SIGKILL).unwrap();
+            restart(&node, service, previous);
+            node.ready().unwrap();
+            node.until_whole(&one.spec).unwrap();
+            until_served(&node, &[&one]);
+        }
+        node.stop("ztunnel", Signal::SIGKILL).unwrap();
+        let unserved = node.sandbox(Spec::new("unserved").ambient()).unwrap();
+        let call = node.call(Call::add, &unserved);
+        let outcome = call.timeout_seconds(5).run().unwrap();
+        assert_ne!(outcome.code, 0, "{outcome:?}");
+        node.del(&unserved).unwrap();
+        node.start_ztunnel(&[]).unwrap();
+        until_served(&node, &[&one]);
+        let two = node.pod(Spec::new("two").ambient()).unwrap();
+        until_served(&node, &[&one, &two]);
+        node.del(&one).unwrap();
+        until_served(&node, &[&two]);
+    }
 }
 
 /// Marks the rules as those of another schema, in one transaction.
