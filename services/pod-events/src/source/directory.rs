@@ -4,8 +4,6 @@
 //! error takes no pod out of the mesh.
 
 mod manifest;
-mod metadata;
-mod watcher;
 
 use std::{
     collections::BTreeMap,
@@ -15,6 +13,8 @@ use std::{
     time::Duration,
 };
 
+use futures_util::{FutureExt as _, StreamExt as _};
+use inotify::{EventStream, Inotify, WatchMask};
 use inpod_service::read_bounded_text;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -23,10 +23,9 @@ use tokio::{
 
 use super::{Inventory, Scope};
 use manifest::{Manifest, ManifestError};
-use metadata::FileMetadata;
-use watcher::Watcher;
 
-/// The interval of checking whether the path names another directory.
+/// The interval of reading the directory without an event: another directory may have taken the path, or events may be
+/// lost.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The limit of a file's size, enough for a list of a node's pods as kubectl writes it.
@@ -46,240 +45,189 @@ type WatchHandles = (
     mpsc::Sender<oneshot::Sender<()>>,
 );
 
-/// Reads a directory again after every change. `check` is the interval of checking whether the directory was replaced.
+type Events = EventStream<[u8; 4096]>;
+
+/// Reads a directory again after every change, and every `check`.
 pub(super) async fn watch(
     path: PathBuf,
     scope: Scope,
     check: Duration,
 ) -> Result<WatchHandles, DirectoryError> {
-    let source = DirectorySource::start(path, scope)?;
-    let (sender, inventory) = watch::channel(Arc::new(source.directory.inventory()));
+    // The watch starts before the first read, so that no change in between is missed.
+    let events = open(&path).map_err(|source| DirectoryError::Watch {
+        path: path.clone(),
+        source,
+    })?;
+    let mut directory = Directory {
+        path: path.clone(),
+        scope,
+        files: BTreeMap::new(),
+    };
+    let read = directory.read();
+    read.map_err(|source| DirectoryError::Read { path, source })?;
+    let (sender, inventory) = watch::channel(Arc::new(directory.inventory()));
     let (reread, requests) = mpsc::channel(16);
     let mut ticks = interval(check);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     tokio::spawn(inpod_service::abort_on_panic(
         "manifests",
-        source.run(ticks, requests, sender),
+        follow(directory, events, ticks, requests, sender),
     ));
     Ok((inventory, reread))
 }
 
-#[derive(Debug)]
-struct DirectorySource {
-    directory: Directory,
-    watcher: Watcher,
-    /// Set after a failed and logged read or watch.
-    is_lost: bool,
+/// Watches for complete files only: a file is reported on close. Kubernetes swaps the link `..data` of a mounted
+/// ConfigMap, and the swap is reported as a move.
+fn open(path: &Path) -> io::Result<Events> {
+    let inotify = Inotify::init()?;
+    let mask = WatchMask::CLOSE_WRITE
+        | WatchMask::MOVED_TO
+        | WatchMask::MOVED_FROM
+        | WatchMask::DELETE
+        | WatchMask::ONLYDIR;
+    inotify.watches().add(path, mask)?;
+    inotify.into_event_stream([0; 4096])
 }
 
-impl DirectorySource {
-    fn start(path: PathBuf, scope: Scope) -> Result<Self, DirectoryError> {
-        // The watch starts before the first read, so that no change in between is missed.
-        let watcher = Watcher::open(&path).map_err(|source| DirectoryError::Watch {
-            path: path.clone(),
-            source,
-        })?;
-        let mut directory = Directory {
-            path: path.clone(),
-            scope,
-            files: BTreeMap::new(),
-            unusable: BTreeMap::new(),
+async fn follow(
+    mut directory: Directory,
+    mut events: Events,
+    mut ticks: Interval,
+    mut requests: mpsc::Receiver<oneshot::Sender<()>>,
+    sender: watch::Sender<Arc<Inventory>>,
+) {
+    let mut is_lost = false;
+    loop {
+        let mut waiting = Vec::new();
+        tokio::select! {
+            Some(Ok(_)) = events.next() => {}
+            // A watch stays with its directory, so each tick watches the directory that has the path now.
+            _ = ticks.tick() => events = open(&directory.path).unwrap_or(events),
+            Some(first) = requests.recv() => waiting.push(first),
+            () = sender.closed() => return,
+        }
+        // A single read serves all events and requests up to now.
+        while let Some(Some(Ok(_))) = events.next().now_or_never() {}
+        waiting.extend(iter::from_fn(|| requests.try_recv().ok()));
+        let error = match read(directory.clone(), &sender).await {
+            Ok(read) => {
+                directory = read;
+                None
+            }
+            Err(error) => Some(error),
         };
-        directory
-            .read()
-            .map_err(|source| DirectoryError::Read { path, source })?;
-        Ok(Self {
-            directory,
-            watcher,
-            is_lost: false,
-        })
-    }
-
-    async fn run(
-        mut self,
-        mut ticks: Interval,
-        mut requests: mpsc::Receiver<oneshot::Sender<()>>,
-        sender: watch::Sender<Arc<Inventory>>,
-    ) {
-        loop {
-            let mut waiting = Vec::new();
-            tokio::select! {
-                () = self.watcher.changed() => {}
-                _ = ticks.tick() => {
-                    if !self.reopen_if_replaced() {
-                        continue;
-                    }
-                }
-                Some(first) = requests.recv() => waiting.push(first),
-                () = sender.closed() => return,
+        let path = directory.path.display();
+        match &error {
+            Some(error) if !is_lost => {
+                tracing::error!(%path, %error, "Cannot read the directory of manifests; keeping the known pods");
             }
-            // A single read serves all events and requests up to now.
-            self.watcher.discard_pending();
-            waiting.extend(iter::from_fn(|| requests.try_recv().ok()));
-            self.read(&sender).await;
-            for waiting in waiting {
-                waiting.send(()).unwrap_or_default();
+            None if is_lost => {
+                tracing::info!(%path, "The directory of manifests is readable again");
             }
+            Some(_) | None => {}
         }
-    }
-
-    /// Watches the directory at the path if another directory was watched before. Returns whether the directory was
-    /// replaced.
-    fn reopen_if_replaced(&mut self) -> bool {
-        if self.watcher.is_watching(&self.directory.path) {
-            return false;
+        is_lost = error.is_some();
+        for waiting in waiting {
+            waiting.send(()).unwrap_or_default();
         }
-        match Watcher::open(&self.directory.path) {
-            Ok(watcher) => {
-                self.watcher = watcher;
-                true
-            }
-            Err(error) => {
-                self.mark_lost(&error);
-                false
-            }
-        }
-    }
-
-    /// Reads on a blocking thread: many manifests would occupy a worker thread for longer than calls may wait.
-    async fn read(&mut self, sender: &watch::Sender<Arc<Inventory>>) {
-        let (mut directory, sender) = (self.directory.clone(), sender.clone());
-        let read = tokio::task::spawn_blocking(move || {
-            directory.read()?;
-            publish(&sender, &directory.inventory());
-            io::Result::Ok(directory)
-        });
-        match read.await.map_err(io::Error::other).flatten() {
-            Ok(directory) => {
-                self.directory = directory;
-                self.mark_found();
-            }
-            Err(error) => self.mark_lost(&error),
-        }
-    }
-
-    /// Keeps the inventory and drops the watch even if the directory stays the same, because changes during the failure
-    /// were not read.
-    fn mark_lost(&mut self, error: &io::Error) {
-        if !self.is_lost {
-            let path = self.directory.path.display();
-            tracing::error!(%path, %error, "Cannot read the directory of manifests; keeping the known pods");
-        }
-        self.is_lost = true;
-        self.watcher.close();
-    }
-
-    fn mark_found(&mut self) {
-        if self.is_lost {
-            let path = self.directory.path.display();
-            tracing::info!(%path, "The directory of manifests is readable again");
-        }
-        self.is_lost = false;
     }
 }
 
-/// The manifest files with their last usable content.
+/// Reads on a blocking thread: many manifests would occupy a worker thread for longer than calls may wait.
+async fn read(
+    mut directory: Directory,
+    sender: &watch::Sender<Arc<Inventory>>,
+) -> io::Result<Directory> {
+    let sender = sender.clone();
+    let read = tokio::task::spawn_blocking(move || {
+        directory.read()?;
+        publish(&sender, &directory.inventory());
+        Ok(directory)
+    });
+    read.await.map_err(io::Error::other).flatten()
+}
+
 #[derive(Clone, Debug)]
 struct Directory {
     path: PathBuf,
     scope: Scope,
     files: BTreeMap<PathBuf, File>,
-    /// Files that have never been usable.
-    unusable: BTreeMap<PathBuf, String>,
 }
 
 #[derive(Clone, Debug)]
 struct File {
-    manifests: Arc<Vec<Manifest>>,
-    /// The metadata read together with the content; `None` if the file has to be read again in any case.
-    metadata: Option<FileMetadata>,
+    /// `None` if the file cannot be read.
+    text: Option<Arc<str>>,
+    /// The last usable content, or the reason why the file has never been usable.
+    content: Result<Arc<Vec<Manifest>>, String>,
 }
 
 impl Directory {
     fn read(&mut self) -> io::Result<()> {
         let paths = manifest_files(&self.path)?;
         let mut before = mem::take(&mut self.files);
-        let unusable = mem::take(&mut self.unusable);
         for path in paths {
+            let read = read_bounded_text(&path, MAX_MANIFEST_BYTES);
+            let text = read.as_ref().ok().map(|text| Arc::from(text.as_str()));
             let previous = before.remove(&path);
-            // The metadata is taken before the read, so that a write in between causes another read.
-            let metadata = FileMetadata::of(&path);
-            if let Some(previous) = previous
-                .as_ref()
-                .filter(|previous| previous.is_unchanged(metadata))
-            {
+            if let Some(previous) = previous.as_ref().filter(|known| known.text == text) {
                 self.files.insert(path, previous.clone());
                 continue;
             }
-            let manifests = match read_file(&path, &self.scope) {
-                Ok(manifests) => manifests,
-                // An empty file is accepted unless it had content before.
-                Err(ManifestError::Empty)
-                    if !unusable.contains_key(&path)
-                        && previous
-                            .as_ref()
-                            .is_none_or(|previous| previous.manifests.is_empty()) =>
-                {
-                    Vec::new()
-                }
-                Err(error) => {
-                    self.keep_previous(path, previous, error);
-                    continue;
-                }
-            };
-            let manifests = Arc::new(manifests);
-            self.files.insert(
-                path,
-                File {
-                    manifests,
-                    metadata,
-                },
-            );
+            let parsed = read.map_err(ManifestError::from);
+            let parsed = parsed.and_then(|text| manifest::parse(&text, &self.scope));
+            let content = update(&path, previous.map(|known| known.content), parsed);
+            self.files.insert(path, File { text, content });
         }
         Ok(())
-    }
-
-    fn keep_previous(&mut self, path: PathBuf, previous: Option<File>, error: ManifestError) {
-        let error = format!("{:#}", anyhow::Error::from(error));
-        let file = path.display();
-        if let Some(previous) = previous {
-            tracing::error!(%file, error, "Cannot use a manifest; keeping its previous content");
-            let metadata = None;
-            self.files.insert(
-                path,
-                File {
-                    metadata,
-                    ..previous
-                },
-            );
-        } else {
-            tracing::error!(%file, error, "Cannot use a manifest; it has no previous content");
-            self.unusable.insert(path, error);
-        }
     }
 
     /// Returns the inventory of all files. If two files describe the same pod, the first in the order of file names
     /// wins.
     fn inventory(&self) -> Inventory {
+        let gap = |(path, file): (&PathBuf, &File)| {
+            let error = file.content.as_ref().err()?;
+            Some(unusable_message(path, error))
+        };
         let mut inventory = Inventory {
-            gaps: Arc::new(
-                self.unusable
-                    .iter()
-                    .map(|(file, error)| unusable_message(file, error))
-                    .collect(),
-            ),
+            gaps: Arc::new(self.files.iter().filter_map(gap).collect()),
             ..Inventory::default()
         };
-        let all = self.files.iter();
-        for (path, manifest) in
-            all.flat_map(|(path, file)| file.manifests.iter().map(move |one| (path, one)))
-        {
-            if !add(&mut inventory, manifest) {
-                tracing::warn!(file = %path.display(), %manifest, "Ignored a second manifest of the same object");
+        for (path, file) in &self.files {
+            for manifest in file.content.iter().flat_map(|manifests| manifests.iter()) {
+                if !add(&mut inventory, manifest) {
+                    tracing::warn!(file = %path.display(), %manifest, "Ignored a second manifest of the same object");
+                }
             }
         }
         inventory
     }
+}
+
+/// Returns a file's content after a change. An unusable file keeps its previous content; an empty file is accepted
+/// unless it had content or was unusable before.
+fn update(
+    path: &Path,
+    previous: Option<Result<Arc<Vec<Manifest>>, String>>,
+    parsed: Result<Vec<Manifest>, ManifestError>,
+) -> Result<Arc<Vec<Manifest>>, String> {
+    let was_empty = match &previous {
+        Some(Ok(manifests)) => manifests.is_empty(),
+        Some(Err(_)) => false,
+        None => true,
+    };
+    let error = match parsed {
+        Ok(manifests) => return Ok(Arc::new(manifests)),
+        Err(ManifestError::Empty) if was_empty => return Ok(Arc::default()),
+        Err(error) => format!("{:#}", anyhow::Error::from(error)),
+    };
+    let file = path.display();
+    if let Some(Ok(previous)) = previous {
+        tracing::error!(%file, error, "Cannot use a manifest; keeping its previous content");
+        return Ok(previous);
+    }
+    tracing::error!(%file, error, "Cannot use a manifest; it has no previous content");
+    Err(error)
 }
 
 /// Adds an object unless the inventory already has the object. Returns whether the object was added.
@@ -310,12 +258,6 @@ fn publish(sender: &watch::Sender<Arc<Inventory>>, now: &Inventory) {
     }
 }
 
-impl File {
-    fn is_unchanged(&self, metadata: Option<FileMetadata>) -> bool {
-        self.metadata.is_some() && self.metadata == metadata
-    }
-}
-
 /// Describes a file that has never been usable. A file that breaks later keeps its content and leaves no gap.
 fn unusable_message(file: &Path, error: &str) -> String {
     // The further lines of a YAML error quote the file.
@@ -337,10 +279,6 @@ fn manifest_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     }
     paths.sort();
     Ok(paths)
-}
-
-fn read_file(path: &Path, scope: &Scope) -> Result<Vec<Manifest>, ManifestError> {
-    manifest::parse(&read_bounded_text(path, MAX_MANIFEST_BYTES)?, scope)
 }
 
 #[cfg(test)]

@@ -168,7 +168,6 @@ fn after(texts: &[&str]) -> Inventory {
         path: dir.path().to_owned(),
         scope: scope(),
         files: BTreeMap::new(),
-        unusable: BTreeMap::new(),
     };
     for text in texts {
         fs::write(dir.path().join("web.yaml"), text).unwrap();
@@ -257,44 +256,6 @@ async fn a_directory_that_is_replaced_is_read_and_watched_anew() {
 }
 
 #[tokio::test]
-async fn while_the_directory_is_missing_what_is_known_stays() {
-    let dir = tempfile::tempdir().unwrap();
-    let [path, away] = ["pods", "away"].map(|name| dir.path().join(name));
-    fs::create_dir(&path).unwrap();
-    fs::write(path.join("web.yaml"), POD).unwrap();
-    let mut source = DirectorySource::start(path.clone(), scope()).unwrap();
-    let sender = watch::Sender::new(Arc::new(source.directory.inventory()));
-    assert!(!source.reopen_if_replaced());
-    fs::rename(&path, &away).unwrap();
-    assert!(!source.reopen_if_replaced());
-    source.read(&sender).await;
-    assert_eq!(source.directory.inventory().pods.len(), 1);
-    assert!(source.is_lost);
-    // The same directory is back, changed meanwhile.
-    fs::remove_file(away.join("web.yaml")).unwrap();
-    fs::rename(&away, &path).unwrap();
-    assert!(source.reopen_if_replaced());
-    source.read(&sender).await;
-    assert!(source.directory.inventory().pods.is_empty());
-    assert!(!source.is_lost && !source.reopen_if_replaced());
-}
-
-#[tokio::test]
-async fn changes_that_one_read_shows_cause_no_further_read() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut watcher = Watcher::open(dir.path()).unwrap();
-    for number in 0..500 {
-        fs::write(dir.path().join(format!("{number}.yaml")), POD).unwrap();
-    }
-    watcher.changed().await;
-    watcher.discard_pending();
-    let more = tokio::time::timeout(Duration::from_millis(50), watcher.changed());
-    assert!(more.await.is_err(), "one of them was left");
-    fs::write(dir.path().join("later.yaml"), POD).unwrap();
-    watcher.changed().await;
-}
-
-#[tokio::test]
 async fn a_directory_that_is_missing_is_named() {
     let error = watch("/nonexistent/pods".into(), scope(), CHECK_INTERVAL)
         .await
@@ -321,35 +282,23 @@ async fn of_two_manifests_of_one_pod_the_first_file_holds() {
     );
 }
 
-#[test]
-fn only_a_file_with_changed_metadata_is_read_again() {
+#[tokio::test]
+async fn while_the_directory_is_missing_what_is_known_stays() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("web.yaml");
-    fs::write(&path, POD).unwrap();
-    let mut directory = Directory {
-        path: dir.path().to_owned(),
-        scope: scope(),
-        files: BTreeMap::new(),
-        unusable: BTreeMap::new(),
-    };
-    directory.read().unwrap();
-    assert_eq!(directory.inventory().pods.len(), 1);
-    // A file is read each time until its last change is old enough.
-    let forget = |directory: &mut Directory, metadata| {
-        let manifests = Arc::default();
-        let file = File {
-            manifests,
-            metadata,
-        };
-        directory.files.insert(path.clone(), file);
-        directory.read().unwrap();
-        directory.inventory().pods.len()
-    };
-    assert_eq!(forget(&mut directory, None), 1);
-    std::thread::sleep(Duration::from_millis(4_100));
-    let settled = FileMetadata::of(&path);
-    assert!(settled.is_some());
-    assert_eq!(forget(&mut directory, settled), 0, "it was read");
-    fs::write(&path, POD.replace("u1", "u2")).unwrap();
-    assert_eq!(forget(&mut directory, settled), 1);
+    let [path, away] = ["pods", "away"].map(|name| dir.path().join(name));
+    fs::create_dir(&path).unwrap();
+    fs::write(path.join("web.yaml"), POD).unwrap();
+    let check = Duration::from_millis(10);
+    let (mut inventory, reread) = watch(path.clone(), scope(), check).await.unwrap();
+    fs::rename(&path, &away).unwrap();
+    for _ in 0..3 {
+        let (done, read) = oneshot::channel();
+        reread.send(done).await.unwrap();
+        read.await.unwrap();
+        assert_eq!(inventory.borrow().pods.len(), 1);
+    }
+    // The same directory is back, changed meanwhile.
+    fs::remove_file(away.join("web.yaml")).unwrap();
+    fs::rename(&away, &path).unwrap();
+    until(&mut inventory, |inventory| inventory.pods.is_empty()).await;
 }
