@@ -21,6 +21,7 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep},
 };
+use tonic::Streaming;
 
 use crate::{
     adoption::Adoption,
@@ -247,42 +248,49 @@ impl Sync {
     }
 }
 
+/// Passes on the events of a service's stream, which is opened again whenever the stream ends.
+async fn follow<M, F>(
+    service: &'static str,
+    conditions: Readiness,
+    instance: watch::Sender<Instance>,
+    open: impl Fn() -> F,
+    mut on_message: impl FnMut(M, &watch::Sender<Instance>),
+    on_end: impl Fn(),
+) where
+    F: Future<Output = Result<Streaming<M>, Failure>>,
+{
+    loop {
+        let ended = match open().await {
+            Ok(mut stream) => loop {
+                match stream.message().await {
+                    Ok(Some(message)) => on_message(message, &instance),
+                    Ok(None) => break format!("{service} ended its stream"),
+                    Err(status) => break inpod_proto::failure_of(&status).to_string(),
+                }
+            },
+            Err(failure) => failure.to_string(),
+        };
+        conditions.set(service, Err(ended));
+        on_end();
+        instance.send_replace(None);
+        sleep(RETRY_INTERVAL).await;
+    }
+}
+
 async fn follow_netconfig(
     clients: Clients,
     registry: Registry,
     conditions: Readiness,
     instance: watch::Sender<Instance>,
 ) {
-    loop {
-        let ended = watch_netconfig(&clients, &registry, &conditions, &instance).await;
-        conditions.set("netconfig", Err(ended.to_string()));
-        instance.send_replace(None);
-        sleep(RETRY_INTERVAL).await;
-    }
-}
-
-async fn watch_netconfig(
-    clients: &Clients,
-    registry: &Registry,
-    conditions: &Readiness,
-    instance: &watch::Sender<Instance>,
-) -> Failure {
-    let mut stream = match clients.watch_drift().await {
-        Ok(stream) => stream,
-        Err(failure) => return failure,
-    };
-    loop {
-        match stream.message().await {
-            Ok(Some(WatchDriftResponse { event: Some(event) })) => {
-                on_drift(event, registry, conditions, instance);
-            }
-            Ok(Some(WatchDriftResponse { event: None })) => {}
-            Ok(None) => {
-                return Failure::new(Reason::DependencyUnavailable, "netconfig ended its stream");
-            }
-            Err(status) => return inpod_proto::failure_of(&status),
+    let open = || clients.watch_drift();
+    let on_message = |message: WatchDriftResponse, instance: &watch::Sender<Instance>| {
+        if let Some(event) = message.event {
+            on_drift(event, &registry, &conditions, instance);
         }
-    }
+    };
+    let known = conditions.clone();
+    follow("netconfig", known, instance, open, on_message, || {}).await;
 }
 
 fn on_drift(
@@ -315,46 +323,19 @@ fn on_drift(
 }
 
 async fn follow_broker(clients: Clients, conditions: Readiness, instance: watch::Sender<Instance>) {
-    loop {
-        let ended = watch_broker(&clients, &conditions, &instance).await;
-        conditions.set("ztunnel-broker", Err(ended.to_string()));
-        conditions.set("ztunnel", Err("ztunnel-broker is unavailable".to_owned()));
-        instance.send_replace(None);
-        sleep(RETRY_INTERVAL).await;
-    }
-}
-
-async fn watch_broker(
-    clients: &Clients,
-    conditions: &Readiness,
-    instance: &watch::Sender<Instance>,
-) -> Failure {
-    let mut stream = match clients.watch_sessions().await {
-        Ok(stream) => stream,
-        Err(failure) => return failure,
-    };
     let mut live = BTreeSet::new();
-    loop {
-        match stream.message().await {
-            Ok(Some(WatchSessionsResponse { event: Some(event) })) => {
-                on_session(event, &mut live, conditions, instance);
-            }
-            Ok(Some(WatchSessionsResponse { event: None })) => {}
-            Ok(None) => {
-                return Failure::new(
-                    Reason::DependencyUnavailable,
-                    "ztunnel-broker ended its stream",
-                );
-            }
-            Err(status) => return inpod_proto::failure_of(&status),
+    let open = || clients.watch_sessions();
+    let on_message = |message: WatchSessionsResponse, instance: &watch::Sender<Instance>| {
+        if let Some(event) = message.event {
+            on_session(event, &mut live, &conditions, instance);
         }
-        let connected = if live.is_empty() {
-            Err("no ztunnel is up to date".to_owned())
-        } else {
-            Ok(())
-        };
+        let connected = (!live.is_empty()).then_some(());
+        let connected = connected.ok_or_else(|| "no ztunnel is up to date".to_owned());
         conditions.set("ztunnel", connected);
-    }
+    };
+    let on_end = || conditions.set("ztunnel", Err("ztunnel-broker is unavailable".to_owned()));
+    let (service, known) = ("ztunnel-broker", conditions.clone());
+    follow(service, known, instance, open, on_message, on_end).await;
 }
 
 fn on_session(
@@ -365,6 +346,8 @@ fn on_session(
 ) {
     match event {
         SessionEvent::InstanceId(id) => {
+            // The instance begins a new stream, which names every session again.
+            live.clear();
             conditions.set("ztunnel-broker", Ok(()));
             instance.send_replace(Some(id.into()));
         }

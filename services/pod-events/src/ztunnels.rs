@@ -1,10 +1,6 @@
 //! Tracks this node's ztunnel pods and keeps the broker's allow-list in sync.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use inpod_types::{Failure, PodUid};
 use tokio::{
@@ -16,7 +12,6 @@ use crate::{
     clients::{Clients, Instance},
     inventory::Inventory,
     labels::Selector,
-    pod::PodKey,
     source::{Health, Source},
 };
 
@@ -25,31 +20,11 @@ const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(100), Duration::fro
 
 const SET_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The node's ztunnel pods, updated incrementally.
-#[derive(Debug, Default)]
-struct Ztunnels {
-    inventory: Inventory,
-    /// The UIDs that cgroup names contain; for a static pod, the hash.
-    found: BTreeMap<PodKey, PodUid>,
-}
-
-impl Ztunnels {
-    fn update(&mut self, now: &Inventory, selector: &Selector) {
-        for key in now.pods.differences(&self.inventory.pods) {
-            match now.pod(&key).filter(|pod| selector.selects(pod)) {
-                Some(pod) => {
-                    let uid = pod.runtime_uid.as_ref().unwrap_or(&pod.pod.uid);
-                    self.found.insert(key, uid.clone());
-                }
-                None => drop(self.found.remove(&key)),
-            }
-        }
-        self.inventory = now.clone();
-    }
-
-    fn uids(&self) -> BTreeSet<PodUid> {
-        self.found.values().cloned().collect()
-    }
+/// Returns the UIDs of ztunnel pods that cgroup names contain; for a static pod, the hash.
+fn find_ztunnels(inventory: &Inventory, selector: &Selector) -> BTreeSet<PodUid> {
+    let ztunnels = inventory.pods.values().filter(|pod| selector.selects(pod));
+    let uids = ztunnels.map(|pod| pod.runtime_uid.as_ref().unwrap_or(&pod.pod.uid));
+    uids.cloned().collect()
 }
 
 /// Sends the ztunnel pods to the broker after each change and each start of the broker.
@@ -92,11 +67,9 @@ impl Inputs {
         }
         let [shortest, longest] = RETRY_INTERVAL;
         let (mut sent, mut wait) = (None, shortest);
-        let mut ztunnels = Ztunnels::default();
         loop {
             let inventory = Arc::clone(&self.inventory.borrow_and_update());
-            ztunnels.update(&inventory, selector);
-            let pods = ztunnels.uids();
+            let pods = find_ztunnels(&inventory, selector);
             let run = self.broker.borrow_and_update().clone();
             let due = run.map(|run| (run, pods));
             let mut failed = false;

@@ -42,14 +42,8 @@ fn pods_of_the_namespace_with_the_label_are_ztunnels_and_no_others() {
         other,
         testing::pod("istio-system", "e"),
     ];
-    let mut ztunnels = Ztunnels::default();
-    ztunnels.update(&inventory(&pods), &selector());
-    assert_eq!(names(&ztunnels.uids()), ["uid-of-a", "uid-of-b"]);
-    // A pod that loses the label is no longer a ztunnel.
-    let mut b = ztunnel("b");
-    b.labels.clear();
-    ztunnels.update(&inventory(&[b, ztunnel("c")]), &selector());
-    assert_eq!(names(&ztunnels.uids()), ["uid-of-c"]);
+    let found = find_ztunnels(&inventory(&pods), &selector());
+    assert_eq!(names(&found), ["uid-of-a", "uid-of-b"]);
 }
 
 #[test]
@@ -58,9 +52,8 @@ fn a_static_ztunnel_is_named_as_its_cgroup_is() {
         runtime_uid: Some("hash".parse().unwrap()),
         ..ztunnel("a")
     };
-    let mut ztunnels = Ztunnels::default();
-    ztunnels.update(&inventory(&[pod]), &selector());
-    assert_eq!(names(&ztunnels.uids()), ["hash"]);
+    let found = find_ztunnels(&inventory(&[pod]), &selector());
+    assert_eq!(names(&found), ["hash"]);
 }
 
 #[test]
