@@ -11,7 +11,7 @@ use crate::{
     redirection::Permissions,
 };
 
-pub use selector::{InvalidSelectors, Selected, Selectors};
+pub use selector::{Selected, Selectors};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {

@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use inpod_types::NamespaceName;
+use kube::core::{Expression, SelectorExt};
 
 use crate::pod::Pod;
 
@@ -10,13 +11,12 @@ use crate::pod::Pod;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector {
     namespace: NamespaceName,
-    label: String,
-    value: String,
+    label: Expression,
 }
 
 impl Selector {
     pub(crate) fn selects(&self, pod: &Pod) -> bool {
-        pod.pod.namespace == self.namespace && pod.labels.get(&self.label) == Some(&self.value)
+        pod.pod.namespace == self.namespace && self.label.matches(&pod.labels)
     }
 }
 
@@ -28,8 +28,7 @@ impl FromStr for Selector {
             let (label, value) = rest.split_once('=')?;
             (is_label(label) && is_name(value)).then_some(Self {
                 namespace: namespace.parse().ok()?,
-                label: label.to_owned(),
-                value: value.to_owned(),
+                label: Expression::Equal(label.to_owned(), value.to_owned()),
             })
         });
         parsed.ok_or_else(|| {

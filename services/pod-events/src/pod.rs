@@ -83,12 +83,11 @@ impl Namespace {
         }
     }
 
-    /// Returns a kept label. The API server's label with the namespace's name is computed, not stored.
-    pub fn label(&self, key: &str) -> Option<&str> {
-        if key == keys::NAMESPACE_NAME {
-            return Some(self.name.as_str());
-        }
-        self.labels.get(key).map(String::as_str)
+    /// Returns the kept labels, and the API server's label with the namespace's name.
+    pub fn all_labels(&self) -> Labels {
+        let mut labels = self.labels.clone();
+        labels.insert(keys::NAMESPACE_NAME.to_owned(), self.name.to_string());
+        labels
     }
 
     /// Converts a manifest or API object, keeping only the labels in `read`: there may be ten thousand namespaces.
@@ -270,9 +269,8 @@ mod tests {
         let read = ["mesh", keys::NAMESPACE_NAME].map(str::to_owned).into();
         let namespace = Namespace::of(shown, &read).unwrap();
         assert_eq!(namespace.labels.len(), 1);
-        assert_eq!(namespace.label("mesh"), Some("on"));
-        assert_eq!(namespace.label("team"), None);
-        assert_eq!(namespace.label(keys::NAMESPACE_NAME), Some("shop"));
+        let keys = [keys::NAMESPACE_NAME, "mesh"];
+        assert!(namespace.all_labels().keys().eq(keys));
         assert_eq!(namespace.allows, Permissions::parse("exclude"));
     }
 

@@ -4,7 +4,7 @@ use inpod_types::keys;
 
 use super::{Policy, Selected};
 use crate::{
-    pod::{Namespace, Pod},
+    pod::{Labels, Namespace, Pod},
     redirection::PrivilegedRequest,
 };
 
@@ -40,21 +40,19 @@ fn labels(
     is_known: bool,
     policy: &Policy<'_>,
 ) -> Vec<(String, String)> {
-    let input = |owner: &str, key: &str, value: Option<&str>| {
-        let value = match value {
+    let input = |owner: &str, labels: &Labels, key: &String, missing: &str| {
+        let value = match labels.get(key).map(String::as_str) {
             Some("") => "\"\"",
-            value => value.unwrap_or_default(),
+            value => value.unwrap_or(missing),
         };
         (format!("{owner} label {key}"), value.to_owned())
     };
-    let of_pod = policy.selectors.pod_keys().iter();
-    let of_pod = of_pod.map(|key| input("pod", key, pod.labels.get(key).map(String::as_str)));
-    let of_namespace = policy.selectors.namespace_keys().iter();
-    let of_namespace = of_namespace.map(|key| {
-        let value = namespace.label(key);
-        let unknown = || (!is_known).then_some("not known");
-        input("namespace", key, value.or_else(unknown))
-    });
+    let namespace = namespace.all_labels();
+    let unknown = if is_known { "" } else { "not known" };
+    let of_pod = policy.selectors.pod_keys().into_iter();
+    let of_pod = of_pod.map(|key| input("pod", &pod.labels, &key, ""));
+    let of_namespace = policy.selectors.namespace_keys().into_iter();
+    let of_namespace = of_namespace.map(|key| input("namespace", &namespace, &key, unknown));
     of_pod.chain(of_namespace).collect()
 }
 

@@ -1,202 +1,109 @@
-//! Parses YAML or JSON: a list of `{podSelector, namespaceSelector}`, each a `metav1.LabelSelector`.
+//! Parses YAML or JSON: a list of `{podSelector, namespaceSelector}`, each a `metav1.LabelSelector`. Null counts as
+//! absent, as in Go.
 
 use std::{collections::BTreeSet, str::FromStr};
 
+use kube::core::Expression;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
-use super::{Entry, Operator, Requirement, Selector, Selectors};
+use super::{Entry, Selectors};
 use crate::labels::{is_label, is_name};
 
-#[derive(Debug, thiserror::Error)]
-pub enum InvalidSelectors {
-    #[error("setting enablement_selectors is neither YAML nor JSON: {0}")]
-    Text(String),
-    #[error(
-        "setting enablement_selectors is not a list of {{podSelector, namespaceSelector}}; [] selects no pod"
-    )]
-    NoList,
-    #[error("setting enablement_selectors, entry {entry}: {field}: {why}")]
-    Entry {
-        /// The entry's number, counted from 1.
-        entry: usize,
-        field: String,
-        why: String,
-    },
+type Fields = Map<String, Value>;
+
+// An unknown field is an error: without its field, a selector with a typo would select everything.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Selection {
+    pod_selector: Option<Fields>,
+    namespace_selector: Option<Fields>,
 }
 
-/// An error in a field; each level that passes the error up extends the path.
-#[derive(Debug)]
-struct FieldError {
-    field: String,
-    why: String,
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct LabelSelector {
+    match_labels: Option<Fields>,
+    match_expressions: Option<Vec<Fields>>,
 }
 
-impl FieldError {
-    fn new(why: impl Into<String>) -> Self {
-        Self {
-            field: String::new(),
-            why: why.into(),
-        }
-    }
-
-    fn within(self, name: &str) -> Self {
-        let dot = if self.field.is_empty() || self.field.starts_with('[') {
-            ""
-        } else {
-            "."
-        };
-        Self {
-            field: format!("{name}{dot}{}", self.field),
-            ..self
-        }
-    }
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Requirement {
+    key: String,
+    operator: String,
+    values: Option<Vec<Value>>,
 }
 
 impl FromStr for Selectors {
-    type Err = InvalidSelectors;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, InvalidSelectors> {
-        let value: Value = serde_saphyr::from_str(text)
-            .map_err(|error| InvalidSelectors::Text(error.to_string()))?;
-        let entries = value.as_array().ok_or(InvalidSelectors::NoList)?;
-        let numbered = entries.iter().zip(1..);
-        let parsed = numbered.map(|(value, entry)| {
-            self::entry(value).map_err(|FieldError { field, why }| {
-                let field = if field.is_empty() {
-                    "itself".to_owned()
-                } else {
-                    field
-                };
-                InvalidSelectors::Entry { entry, field, why }
-            })
+    fn from_str(text: &str) -> Result<Self, String> {
+        const SETTING: &str = "setting enablement_selectors";
+        let value = serde_saphyr::from_str(text)
+            .map_err(|error| format!("{SETTING} is neither YAML nor JSON: {error}"))?;
+        let Value::Array(entries) = value else {
+            return Err(format!("{SETTING} is not a list; [] selects no pod"));
+        };
+        let parsed = entries.into_iter().zip(1..).map(|(value, number)| {
+            entry(value).map_err(|why| format!("{SETTING}, entry {number}: {why}"))
         });
-        parsed.collect::<Result<Vec<_>, _>>().map(Self::from)
+        parsed.collect::<Result<_, _>>().map(Self)
     }
 }
 
-fn entry(value: &Value) -> Result<Entry, FieldError> {
-    let fields = object(value, &["podSelector", "namespaceSelector"])?;
+fn entry(value: Value) -> Result<Entry, String> {
+    let selection: Selection = object(value)?;
     Ok(Entry {
-        pods: field(fields, "podSelector", selector)?,
-        namespaces: field(fields, "namespaceSelector", selector)?,
+        pods: selector(selection.pod_selector).map_err(|why| format!("podSelector: {why}"))?,
+        namespaces: selector(selection.namespace_selector)
+            .map_err(|why| format!("namespaceSelector: {why}"))?,
     })
 }
 
-fn selector(value: &Value) -> Result<Selector, FieldError> {
-    let fields = object(value, &["matchLabels", "matchExpressions"])?;
-    let mut requirements = field(fields, "matchLabels", match_labels)?;
-    requirements.extend(field(fields, "matchExpressions", |value| {
-        list(value, requirement)
-    })?);
-    Ok(Selector(requirements))
+/// Parses an object. Serde alone would also fill a struct from a list.
+fn object<T: DeserializeOwned>(value: Value) -> Result<T, String> {
+    let fields = Fields::deserialize(value).map_err(|error| error.to_string())?;
+    T::deserialize(fields).map_err(|error| error.to_string())
 }
 
-fn match_labels(value: &Value) -> Result<Vec<Requirement>, FieldError> {
-    let labels = value
-        .as_object()
-        .ok_or_else(|| FieldError::new("is not a map"))?;
-    let equal = |(key, value): (&String, &Value)| {
-        let value = label_value(value).map_err(|bad| bad.within(key))?;
-        Ok(Requirement {
-            key: label_key(key)?,
-            operator: Operator::In(BTreeSet::from([value])),
-        })
-    };
-    labels.iter().map(equal).collect()
+fn selector(fields: Option<Fields>) -> Result<Vec<Expression>, String> {
+    let selector: LabelSelector = object(fields.unwrap_or_default().into())?;
+    let equal = selector.match_labels.into_iter().flatten();
+    let equal = equal.map(|(key, value)| expression(key, "In", &[value]));
+    let others = selector.match_expressions.into_iter().flatten();
+    let others = others.map(|fields| {
+        let other: Requirement = object(fields.into())?;
+        expression(
+            other.key,
+            &other.operator,
+            &other.values.unwrap_or_default(),
+        )
+    });
+    equal.chain(others).collect()
 }
 
-fn requirement(value: &Value) -> Result<Requirement, FieldError> {
-    let fields = object(value, &["key", "operator", "values"])?;
-    let values: BTreeSet<String> = field(fields, "values", |value| list(value, label_value))?
-        .into_iter()
-        .collect();
-    let operator = match text(fields, "operator")? {
-        "In" => Operator::In(non_empty(values)?),
-        "NotIn" => Operator::NotIn(non_empty(values)?),
-        "Exists" => require_empty(&values).map(|()| Operator::Exists)?,
-        "DoesNotExist" => require_empty(&values).map(|()| Operator::DoesNotExist)?,
-        other => {
-            let why = format!("{other:?} is not In, NotIn, Exists or DoesNotExist");
-            return Err(FieldError::new(why).within("operator"));
-        }
-    };
-    let key = label_key(text(fields, "key")?).map_err(|bad| bad.within("key"))?;
-    Ok(Requirement { key, operator })
-}
-
-fn non_empty(values: BTreeSet<String>) -> Result<BTreeSet<String>, FieldError> {
-    if values.is_empty() {
-        return Err(
-            FieldError::new("is empty: In and NotIn name at least one value").within("values"),
-        );
+fn expression(key: String, operator: &str, values: &[Value]) -> Result<Expression, String> {
+    if !is_label(&key) {
+        return Err(format!("{key:?} is not a label key"));
     }
-    Ok(values)
-}
-
-fn require_empty(values: &BTreeSet<String>) -> Result<(), FieldError> {
-    if values.is_empty() {
-        return Ok(());
+    let values = values.iter().map(label_value).collect::<Result<_, _>>();
+    let values: BTreeSet<_> = values.map_err(|why| format!("{key}: {why}"))?;
+    match (operator, values.is_empty()) {
+        ("In", false) => Ok(Expression::In(key, values)),
+        ("NotIn", false) => Ok(Expression::NotIn(key, values)),
+        ("Exists", true) => Ok(Expression::Exists(key)),
+        ("DoesNotExist", true) => Ok(Expression::DoesNotExist(key)),
+        _ => Err(format!(
+            "{key}: operator {operator:?} with values {values:?}: In and NotIn need at least one value, Exists and DoesNotExist none"
+        )),
     }
-    Err(FieldError::new("is not empty: Exists and DoesNotExist name no value").within("values"))
 }
 
-/// Parses a field of an object. Null counts as absent, and an absent field is `T::default()`, as in Go.
-fn field<T: Default>(
-    fields: &Map<String, Value>,
-    name: &str,
-    parse: impl Fn(&Value) -> Result<T, FieldError>,
-) -> Result<T, FieldError> {
-    let value = fields.get(name).filter(|value| !value.is_null());
-    value.map_or_else(
-        || Ok(T::default()),
-        |value| parse(value).map_err(|bad| bad.within(name)),
-    )
-}
-
-fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> Result<&'a str, FieldError> {
-    let value = fields
-        .get(name)
-        .ok_or_else(|| FieldError::new("is required").within(name))?;
-    value
-        .as_str()
-        .ok_or_else(|| FieldError::new("is not a string").within(name))
-}
-
-fn object<'a>(value: &'a Value, known: &[&str]) -> Result<&'a Map<String, Value>, FieldError> {
-    let fields = value
-        .as_object()
-        .ok_or_else(|| FieldError::new("is not a map"))?;
-    let unknown = fields.keys().find(|name| !known.contains(&name.as_str()));
-    unknown.map_or(Ok(fields), |name| {
-        let why = format!("is unknown; known fields are {}", known.join(" and "));
-        Err(FieldError::new(why).within(name))
-    })
-}
-
-fn list<T>(
-    value: &Value,
-    parse: impl Fn(&Value) -> Result<T, FieldError>,
-) -> Result<Vec<T>, FieldError> {
-    let items = value
-        .as_array()
-        .ok_or_else(|| FieldError::new("is not a list"))?;
-    let parse = |(at, item)| parse(item).map_err(|bad| bad.within(&format!("[{at}]")));
-    items.iter().enumerate().map(parse).collect()
-}
-
-fn label_key(text: &str) -> Result<String, FieldError> {
-    if is_label(text) {
-        return Ok(text.to_owned());
-    }
-    Err(FieldError::new(format!("{text:?} is not a label key")))
-}
-
-fn label_value(value: &Value) -> Result<String, FieldError> {
+fn label_value(value: &Value) -> Result<String, String> {
     match value.as_str() {
         Some(text) if text.is_empty() || is_name(text) => Ok(text.to_owned()),
-        Some(text) => Err(FieldError::new(format!("{text:?} is not a label value"))),
-        None => Err(FieldError::new(format!(
-            "{value} is not a string; quote it"
-        ))),
+        Some(text) => Err(format!("{text:?} is not a label value")),
+        None => Err(format!("{value} is not a string; quote it")),
     }
 }
