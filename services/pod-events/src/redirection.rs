@@ -9,13 +9,17 @@ mod exclusions;
 mod permissions;
 mod sidecar;
 
-use std::{collections::BTreeMap, str::FromStr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroU16,
+    str::FromStr,
+};
 
 use inpod_proto::netconfig::v1 as wire;
-use inpod_types::{Enrollment, keys};
+use inpod_types::{Enrollment, keys, lists::InvalidList};
 use serde::{Deserialize, Serialize};
 
-pub use exclusions::{Exclusions, Malformed, Network};
+pub use exclusions::{Exclusions, Malformed};
 pub use permissions::{Permission, Permissions};
 pub use sidecar::{Group, Loopback, OwnerGroups, Proxy, Selection, Sidecar, Sidecars};
 
@@ -227,6 +231,25 @@ fn ambient(node: &Capture, settings: &RequestedSettings) -> wire::AmbientRedirec
         keep_existing_connections: settings.keep_existing_connections,
         ..wire::AmbientRedirection::default()
     }
+}
+
+fn malformed(annotation: &'static str) -> impl Fn(InvalidList) -> Malformed {
+    move |error| Malformed {
+        annotation,
+        why: error.to_string(),
+    }
+}
+
+fn numbers(ports: &BTreeSet<NonZeroU16>) -> Vec<u32> {
+    ports.iter().map(|port| port.get().into()).collect()
+}
+
+fn texts<T: ToString>(entries: impl IntoIterator<Item = T>) -> Vec<String> {
+    entries.into_iter().map(|entry| entry.to_string()).collect()
+}
+
+fn joined<T: ToString>(entries: impl IntoIterator<Item = T>) -> String {
+    texts(entries).join(",")
 }
 
 #[cfg(test)]

@@ -354,7 +354,7 @@ fn a_pod_in_the_mesh_keeps_what_it_has_when_its_list_cannot_be_understood_any_mo
     mesh.node.write_manifest(&spec).unwrap();
     eventually("it is reported", TIMEOUT, || {
         let reported = mesh.reported_exclusions();
-        ensure!(reported.contains("\"http\" is not a port"), "{reported}");
+        ensure!(reported.contains("\"http\" is not a valid"), "{reported}");
         anyhow::Ok(())
     })
     .unwrap();

@@ -2,15 +2,15 @@
 //! rejects entries for which no rule can be written. Injector and node share this code, so that the node can apply
 //! every list that the injector admits.
 
-use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
+use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16, str::FromStr};
 
 use crate::parse_address;
 
 /// The ports of the proxy's telemetry, health and metrics (services/docs/facts/istio-sidecar.md, 3.4).
 pub const NEVER_CAPTURED: [u16; 3] = [15020, 15021, 15090];
 
-/// The maximum number of entries in lists of `netconfig.v1.SidecarRedirection`.
-const MAX_ENTRIES: usize = 64;
+/// The maximum number of entries in lists of `netconfig.v1.SidecarRedirection` and `netconfig.v1.Exclusions`.
+pub const MAX_ENTRIES: usize = 64;
 
 /// The maximum number of interfaces in `netconfig.v1.AmbientRedirection`.
 const MAX_INTERFACES: usize = 16;
@@ -32,33 +32,42 @@ pub enum InvalidList {
         advice: &'static str,
     },
     /// The list has more entries than there can be rules.
-    #[error("more than {max} {what}; give fewer")]
-    TooMany {
-        /// The maximum number of entries in such a list.
-        max: usize,
-        /// The kind of entries in the list, for the message.
-        what: &'static str,
-    },
+    #[error("more than {0} entries; give fewer")]
+    TooMany(usize),
 }
 
-fn invalid(entry: &str, what: &'static str, advice: &'static str) -> InvalidList {
-    InvalidList::Entry {
+fn check_length<T>(all: BTreeSet<T>, max: usize) -> Result<BTreeSet<T>, InvalidList> {
+    if all.len() <= max {
+        return Ok(all);
+    }
+    Err(InvalidList::TooMany(max))
+}
+
+/// Parses the entries of a list.
+///
+/// # Errors
+///
+/// Fails if an entry cannot be parsed, or if there are more than `max` different entries.
+pub fn list<'a, T: Ord>(
+    entries: impl Iterator<Item = &'a str>,
+    parse: impl Fn(&str) -> Option<T>,
+    max: usize,
+    (what, advice): (&'static str, &'static str),
+) -> Result<BTreeSet<T>, InvalidList> {
+    let invalid = |entry: &str| InvalidList::Entry {
         // The excerpt is short, because an entry may be as long as a pod, and errors travel in headers.
         entry: entry.chars().take(64).collect(),
         what,
         advice,
-    }
+    };
+    let parsed = entries.map(|entry| parse(entry).ok_or_else(|| invalid(entry)));
+    check_length(parsed.collect::<Result<_, _>>()?, max)
 }
 
-fn check_length<T>(
-    all: BTreeSet<T>,
-    max: usize,
-    what: &'static str,
-) -> Result<BTreeSet<T>, InvalidList> {
-    if all.len() <= max {
-        return Ok(all);
-    }
-    Err(InvalidList::TooMany { max, what })
+/// Parses digits without a sign.
+pub fn number<T: FromStr>(digits: &str) -> Option<T> {
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| digits.parse().ok()).flatten()
 }
 
 fn entries(text: &str) -> impl Iterator<Item = &str> {
@@ -66,23 +75,15 @@ fn entries(text: &str) -> impl Iterator<Item = &str> {
     all.into_iter().flatten()
 }
 
-/// Parses ports, with or without spaces; an empty text has none. Port 0, which Istio accepts, is left out.
+/// Parses ports, with or without spaces; an empty text has none. Port 0, accepted by Istio, is left out.
 ///
 /// # Errors
 ///
 /// Fails if an entry is no number up to 65535 (a sign or `*` included), or if there are more than 64 entries.
 pub fn ports(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
-    let mut ports = BTreeSet::new();
-    for entry in entries(text.trim()) {
-        let digits = entry.trim();
-        let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
-        let port = is_number.then(|| digits.parse().ok()).flatten();
-        let advice = "comma-separated numbers up to 65535";
-        ports.extend(NonZeroU16::new(
-            port.ok_or_else(|| invalid(entry, "port", advice))?,
-        ));
-    }
-    check_length(ports, MAX_ENTRIES, "entries")
+    let entries = entries(text.trim()).filter(|entry| number(entry.trim()) != Some(0_u16));
+    let kind = ("port", "comma-separated numbers up to 65535");
+    list(entries, |entry| number(entry.trim()), MAX_ENTRIES, kind)
 }
 
 /// Parses ports and adds the ports in [`NEVER_CAPTURED`].
@@ -91,12 +92,9 @@ pub fn ports(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
 ///
 /// Fails like [`ports`]; the added ports count towards the limit.
 pub fn excluded_inbound(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
-    let own = NEVER_CAPTURED.into_iter().filter_map(NonZeroU16::new);
-    check_length(
-        ports(text)?.into_iter().chain(own).collect(),
-        MAX_ENTRIES,
-        "entries",
-    )
+    let mut all = ports(text)?;
+    all.extend(NEVER_CAPTURED.into_iter().filter_map(NonZeroU16::new));
+    check_length(all, MAX_ENTRIES)
 }
 
 /// Parses networks (address and prefix length) without spaces; an empty text has none. Bits beyond the prefix are
@@ -107,21 +105,23 @@ pub fn excluded_inbound(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList>
 /// Fails if an entry is no network, or if there are more than 64 entries.
 pub fn networks(text: &str) -> Result<BTreeSet<(IpAddr, u8)>, InvalidList> {
     let advice = "comma-separated networks like 10.0.0.0/8 or fd00::/64 without spaces";
-    let network = |entry| network(entry).ok_or_else(|| invalid(entry, "network", advice));
-    let all = entries(text).map(network).collect::<Result<_, _>>()?;
-    check_length(all, MAX_ENTRIES, "entries")
+    // Istio (Go's netip.ParsePrefix) accepts no leading zero in the length.
+    let is_plain = |entry: &str| entry.ends_with("/0") || !entry.contains("/0");
+    let parse = |entry: &str| {
+        let (address, bits) = network(entry).filter(|_| is_plain(entry))?;
+        Some((masked(address, bits)?, bits))
+    };
+    list(entries(text), parse, MAX_ENTRIES, ("network", advice))
 }
 
-/// Parses a network as Go's netip.ParsePrefix does: the length has no sign and no leading zero.
-fn network(text: &str) -> Option<(IpAddr, u8)> {
+/// Parses an address and a prefix length, whatever the length.
+pub fn network(text: &str) -> Option<(IpAddr, u8)> {
     let (address, bits) = text.split_once('/')?;
-    let is_plain = bits == "0" || !bits.starts_with(['0', '+']);
-    let bits = bits.parse().ok().filter(|_| is_plain)?;
-    Some((masked(parse_address(address).ok()?, bits)?, bits))
+    Some((parse_address(address).ok()?, number(bits)?))
 }
 
 /// Clears the bits beyond a prefix; returns `None` if the prefix is too long for the address.
-pub fn masked(address: IpAddr, bits: u8) -> Option<IpAddr> {
+fn masked(address: IpAddr, bits: u8) -> Option<IpAddr> {
     match address {
         IpAddr::V4(v4) => {
             let mask = u32::MAX.checked_shl(32_u32.checked_sub(bits.into())?);
@@ -142,14 +142,9 @@ pub fn masked(address: IpAddr, bits: u8) -> Option<IpAddr> {
 pub fn interfaces(text: &str) -> Result<BTreeSet<String>, InvalidList> {
     let advice =
         "comma-separated names of at most 15 letters, digits and _.- that start with a letter";
-    let name = |entry: &str| {
-        let name = entry.trim();
-        is_interface(name)
-            .then(|| name.to_owned())
-            .ok_or_else(|| invalid(entry, "interface", advice))
-    };
-    let all = entries(text.trim()).map(name).collect::<Result<_, _>>()?;
-    check_length(all, MAX_INTERFACES, "interfaces")
+    let name = |entry: &str| Some(entry.trim().to_owned()).filter(|name| is_interface(name));
+    let kind = ("interface", advice);
+    list(entries(text.trim()), name, MAX_INTERFACES, kind)
 }
 
 fn is_interface(name: &str) -> bool {

@@ -1,14 +1,17 @@
 //! A pod's exclusions from capture, parsed by the rules of `netconfig.v1.Exclusions`, so that netconfig accepts the
 //! exclusions.
 
-use std::{collections::BTreeSet, fmt, net::IpAddr, num::NonZeroU16, str::FromStr};
+use std::{collections::BTreeSet, num::NonZeroU16};
 
 use inpod_proto::netconfig::v1 as wire;
-use inpod_types::{keys, lists, parse_address};
+use inpod_types::{
+    keys,
+    lists::{self, MAX_ENTRIES},
+};
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-/// The limit of `netconfig.v1.Exclusions`.
-const MAX_ENTRIES: usize = 64;
+use super::{joined, malformed, numbers, texts};
 
 /// ztunnel's port is never captured and may not be listed (`netconfig.v1.Exclusions`).
 const HBONE_PORT: u16 = 15008;
@@ -17,9 +20,9 @@ const HBONE_PORT: u16 = 15008;
 #[serde(default)]
 pub struct Exclusions {
     pub outbound_ports: BTreeSet<NonZeroU16>,
-    pub outbound_cidrs: BTreeSet<Network>,
+    pub outbound_cidrs: BTreeSet<IpNet>,
     pub inbound_ports: BTreeSet<NonZeroU16>,
-    pub inbound_cidrs: BTreeSet<Network>,
+    pub inbound_cidrs: BTreeSet<IpNet>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,17 +36,21 @@ impl Exclusions {
     pub fn from_annotations<'a>(
         text: impl Fn(&'static str) -> Option<&'a str>,
     ) -> Result<Self, Malformed> {
+        let port = ("port", "comma-separated numbers from 1 to 65535");
+        let cidr = (
+            "network",
+            "comma-separated networks like 10.0.0.0/8 or fd00::/64 without host bits",
+        );
+        let ports = |annotation| list(annotation, &text, lists::number, port);
+        let cidrs = |annotation| list(annotation, &text, network, cidr);
         let exclusions = Self {
-            outbound_ports: list(keys::EXCLUDE_OUTBOUND_PORTS, &text, port)?,
-            outbound_cidrs: list(keys::EXCLUDE_OUTBOUND_CIDRS, &text, str::parse)?,
-            inbound_ports: list(keys::EXCLUDE_INBOUND_PORTS, &text, port)?,
-            inbound_cidrs: list(keys::EXCLUDE_INBOUND_CIDRS, &text, str::parse)?,
+            outbound_ports: ports(keys::EXCLUDE_OUTBOUND_PORTS)?,
+            outbound_cidrs: cidrs(keys::EXCLUDE_OUTBOUND_CIDRS)?,
+            inbound_ports: ports(keys::EXCLUDE_INBOUND_PORTS)?,
+            inbound_cidrs: cidrs(keys::EXCLUDE_INBOUND_CIDRS)?,
         };
-        if exclusions
-            .inbound_ports
-            .iter()
-            .any(|it| it.get() == HBONE_PORT)
-        {
+        let mut inbound = exclusions.inbound_ports.iter();
+        if inbound.any(|port| port.get() == HBONE_PORT) {
             return Err(Malformed {
                 annotation: keys::EXCLUDE_INBOUND_PORTS,
                 why: format!("port {HBONE_PORT} is ztunnel's and never captured"),
@@ -65,122 +72,32 @@ impl Exclusions {
 
 impl From<&Exclusions> for wire::Exclusions {
     fn from(exclusions: &Exclusions) -> Self {
-        let ports = |ports: &BTreeSet<NonZeroU16>| ports.iter().map(|it| it.get().into()).collect();
-        let cidrs = |cidrs: &BTreeSet<Network>| cidrs.iter().map(ToString::to_string).collect();
         Self {
-            outbound_ports: ports(&exclusions.outbound_ports),
-            outbound_cidrs: cidrs(&exclusions.outbound_cidrs),
-            inbound_ports: ports(&exclusions.inbound_ports),
-            inbound_cidrs: cidrs(&exclusions.inbound_cidrs),
+            outbound_ports: numbers(&exclusions.outbound_ports),
+            outbound_cidrs: texts(&exclusions.outbound_cidrs),
+            inbound_ports: numbers(&exclusions.inbound_ports),
+            inbound_cidrs: texts(&exclusions.inbound_cidrs),
         }
     }
 }
 
-/// An address without host bits, and a prefix length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Network {
-    address: IpAddr,
-    bits: u8,
+/// Parses a network without host bits, as netconfig does.
+fn network(text: &str) -> Option<IpNet> {
+    let (address, bits) = lists::network(text)?;
+    let network = IpNet::new(address, bits).ok()?;
+    (network == network.trunc()).then_some(network)
 }
 
-impl Network {
-    /// Returns `None` if the prefix is longer than the address.
-    pub(super) fn containing(address: IpAddr, bits: u8) -> Option<Self> {
-        let address = lists::masked(address, bits)?;
-        Some(Self { address, bits })
-    }
-
-    pub(super) fn single(address: IpAddr) -> Self {
-        let bits = if address.is_ipv4() { 32 } else { 128 };
-        Self { address, bits }
-    }
-
-    pub(super) fn contains(self, address: IpAddr) -> bool {
-        address.is_ipv4() == self.address.is_ipv4()
-            && Self::containing(address, self.bits) == Some(self)
-    }
-}
-
-impl FromStr for Network {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let form = || "is not a network like 10.0.0.0/8 or fd00::/64".to_owned();
-        let (address, bits) = text.split_once('/').ok_or_else(form)?;
-        let address = parse_address(address).map_err(|_| form())?;
-        let bits = number(bits).ok_or_else(form)?;
-        let bits = u8::try_from(bits).map_err(|_| form())?;
-        let has_host_bits = match address {
-            IpAddr::V4(v4) if bits <= 32 => {
-                v4.to_bits().checked_shl(bits.into()).unwrap_or_default() != 0
-            }
-            IpAddr::V6(v6) if bits <= 128 => {
-                v6.to_bits().checked_shl(bits.into()).unwrap_or_default() != 0
-            }
-            IpAddr::V4(_) | IpAddr::V6(_) => return Err(form()),
-        };
-        if has_host_bits {
-            return Err(format!("has bits set after the first {bits}"));
-        }
-        Ok(Self { address, bits })
-    }
-}
-
-impl TryFrom<String> for Network {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<Network> for String {
-    fn from(network: Network) -> Self {
-        network.to_string()
-    }
-}
-
-impl fmt::Display for Network {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.bits)
-    }
-}
-
-/// Parses digits without a sign.
-fn number(text: &str) -> Option<u16> {
-    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| text.parse().ok()).flatten()
-}
-
-fn port(text: &str) -> Result<NonZeroU16, String> {
-    let port = number(text).and_then(NonZeroU16::new);
-    port.ok_or_else(|| "is not a port from 1 to 65535".to_owned())
-}
-
+/// Parses a list. Empty entries are left out, unlike in Istio's annotations.
 fn list<'a, T: Ord>(
     annotation: &'static str,
     text: impl Fn(&'static str) -> Option<&'a str>,
-    parse: impl Fn(&str) -> Result<T, String>,
+    parse: impl Fn(&str) -> Option<T>,
+    kind: (&'static str, &'static str),
 ) -> Result<BTreeSet<T>, Malformed> {
-    let malformed = |why| Malformed { annotation, why };
     let entries = text(annotation).unwrap_or_default().split(',');
     let entries = entries.map(str::trim).filter(|entry| !entry.is_empty());
-    let mut parsed = BTreeSet::new();
-    for entry in entries {
-        // Errors travel in headers of limited size.
-        let excerpt: String = entry.chars().take(64).collect();
-        parsed.insert(parse(entry).map_err(|why| malformed(format!("{excerpt:?} {why}")))?);
-        if parsed.len() > MAX_ENTRIES {
-            return Err(malformed(format!("more than {MAX_ENTRIES} entries")));
-        }
-    }
-    Ok(parsed)
-}
-
-fn joined<T: ToString>(entries: &BTreeSet<T>) -> String {
-    let entries: Vec<_> = entries.iter().map(T::to_string).collect();
-    entries.join(",")
+    lists::list(entries, parse, MAX_ENTRIES, kind).map_err(malformed(annotation))
 }
 
 #[cfg(test)]

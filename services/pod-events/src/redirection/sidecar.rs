@@ -2,17 +2,19 @@
 //! (services/docs/facts/istio-sidecar.md, 3.3 and 3.4). `services/docs/sidecars.md` lists the quirks that are kept and
 //! the quirks that are not.
 
-mod lists;
 mod node;
 
 use std::{collections::BTreeSet, num::NonZeroU16};
 
 use inpod_proto::netconfig::v1 as wire;
-use inpod_types::{keys, lists::NEVER_CAPTURED};
+use inpod_types::{
+    keys,
+    lists::{self, InvalidList, NEVER_CAPTURED, excluded_inbound, interfaces, ports},
+};
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::{Capture, Inbound, Malformed, Network};
-use lists::{all_or, excluded_inbound, interfaces, joined, networks, ports};
+use super::{Capture, Inbound, Malformed, joined, malformed, numbers, texts};
 
 pub use node::{Group, Loopback, OwnerGroups, Sidecars};
 
@@ -43,8 +45,8 @@ pub struct Sidecar {
     pub inbound_ports: Selection<NonZeroU16>,
     /// Ports not captured when all other ports are captured.
     pub excluded_inbound_ports: BTreeSet<NonZeroU16>,
-    pub outbound_networks: Selection<Network>,
-    pub excluded_outbound_networks: BTreeSet<Network>,
+    pub outbound_networks: Selection<IpNet>,
+    pub excluded_outbound_networks: BTreeSet<IpNet>,
     /// TCP destination ports captured in any network.
     pub outbound_ports: BTreeSet<NonZeroU16>,
     pub excluded_outbound_ports: BTreeSet<NonZeroU16>,
@@ -63,19 +65,21 @@ impl Sidecar {
         let value = |name, default| (name, text(name).unwrap_or(default));
         let inbound = inbound(text(keys::INTERCEPTION_MODE))?;
         let outbound_networks = all_or(networks, value(keys::SIDECAR_INCLUDE_NETWORKS, "*"))?;
-        let excluded_outbound_networks = networks(value(keys::SIDECAR_EXCLUDE_NETWORKS, ""))?;
-        let excluded_inbound_ports =
-            excluded_inbound(value(keys::SIDECAR_EXCLUDE_INBOUND_PORTS, ""))?;
+        let excluded_outbound_networks = list(networks, value(keys::SIDECAR_EXCLUDE_NETWORKS, ""))?;
+        let excluded_inbound_ports = list(
+            excluded_inbound,
+            value(keys::SIDECAR_EXCLUDE_INBOUND_PORTS, ""),
+        )?;
         let inbound_ports = all_or(ports, value(keys::SIDECAR_INCLUDE_INBOUND_PORTS, "*"))?;
         let outbound = value(keys::SIDECAR_EXCLUDE_OUTBOUND_PORTS, OUTBOUND_DEFAULT);
-        let excluded_outbound_ports = ports(outbound)?;
-        let outbound_ports = ports(value(keys::SIDECAR_INCLUDE_OUTBOUND_PORTS, ""))?;
-        let excluded_interfaces = interfaces(value(keys::SIDECAR_EXCLUDE_INTERFACES, ""))?;
+        let excluded_outbound_ports = list(ports, outbound)?;
+        let outbound_ports = list(ports, value(keys::SIDECAR_INCLUDE_OUTBOUND_PORTS, ""))?;
+        let excluded_interfaces = list(interfaces, value(keys::SIDECAR_EXCLUDE_INTERFACES, ""))?;
         // Even an empty annotation overrides the older annotation.
-        let virtual_interfaces = match text(keys::REROUTE_VIRTUAL_INTERFACES) {
-            Some(names) => interfaces((keys::REROUTE_VIRTUAL_INTERFACES, names))?,
-            None => interfaces(value(keys::SIDECAR_KUBEVIRT_INTERFACES, ""))?,
-        };
+        let newer = text(keys::REROUTE_VIRTUAL_INTERFACES);
+        let newer = newer.map(|names| (keys::REROUTE_VIRTUAL_INTERFACES, names));
+        let older = || value(keys::SIDECAR_KUBEVIRT_INTERFACES, "");
+        let virtual_interfaces = list(interfaces, newer.unwrap_or_else(older))?;
         Ok(Self {
             proxy,
             inbound,
@@ -180,9 +184,6 @@ impl Sidecar {
     }
 
     pub fn to_wire(&self, node: &Capture) -> wire::SidecarRedirection {
-        let numbers =
-            |ports: &BTreeSet<NonZeroU16>| ports.iter().map(|it| it.get().into()).collect();
-        let texts = |all: &BTreeSet<Network>| all.iter().map(ToString::to_string).collect();
         let Sidecars {
             owner_groups,
             excluded_owner_groups,
@@ -210,8 +211,8 @@ impl Sidecar {
             excluded_outbound_networks: texts(&self.excluded_outbound_networks),
             outbound_ports: numbers(&self.outbound_ports),
             excluded_outbound_ports: numbers(&self.excluded_outbound_ports),
-            excluded_interfaces: self.excluded_interfaces.iter().cloned().collect(),
-            reroute_virtual_interfaces: self.virtual_interfaces.iter().cloned().collect(),
+            excluded_interfaces: texts(&self.excluded_interfaces),
+            reroute_virtual_interfaces: texts(&self.virtual_interfaces),
             owner_groups: owner_groups.to_wire(),
             excluded_owner_groups: excluded_owner_groups.iter().map(|it| it.0).collect(),
             dns: self.proxy.dns.then(|| wire::DnsSelection {
@@ -241,6 +242,33 @@ impl<T: Ord + std::fmt::Display> Selection<T> {
             Self::These(these) => Some(joined(these)),
         }
     }
+}
+
+type Annotation<'a> = (&'static str, &'a str);
+
+fn list<T>(
+    parse: impl Fn(&str) -> Result<T, InvalidList>,
+    (annotation, text): Annotation<'_>,
+) -> Result<T, Malformed> {
+    parse(text).map_err(malformed(annotation))
+}
+
+/// Parses `*` as everything, anything else as a list.
+fn all_or<T: Ord>(
+    parse: impl Fn(&str) -> Result<BTreeSet<T>, InvalidList>,
+    value: Annotation<'_>,
+) -> Result<Selection<T>, Malformed> {
+    if value.1 == "*" {
+        return Ok(Selection::All);
+    }
+    list(parse, value).map(Selection::These)
+}
+
+fn networks(text: &str) -> Result<BTreeSet<IpNet>, InvalidList> {
+    let all = lists::networks(text)?.into_iter();
+    Ok(all
+        .filter_map(|(address, bits)| IpNet::new(address, bits).ok())
+        .collect())
 }
 
 fn inbound(mode: Option<&str>) -> Result<Inbound, Malformed> {

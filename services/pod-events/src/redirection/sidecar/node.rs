@@ -6,9 +6,8 @@ use std::{
 };
 
 use inpod_proto::netconfig::v1 as wire;
-use inpod_types::parse_address;
-
-use super::Network;
+use inpod_types::lists;
+use ipnet::IpNet;
 
 /// The limit of groups (`netconfig.v1.SidecarRedirection`; Istio's limit, services/docs/facts/istio-sidecar.md, 4.1).
 const MAX_GROUPS: usize = 64;
@@ -34,9 +33,7 @@ impl FromStr for Group {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
-        let number = is_number.then(|| text.parse().ok()).flatten();
-        number.map(Self).ok_or_else(|| {
+        lists::number(text).map(Self).ok_or_else(|| {
             format!("setting sidecar_owner_groups or sidecar_excluded_owner_groups: \"{text}\" is not a group id")
         })
     }
@@ -73,11 +70,11 @@ impl FromStr for OwnerGroups {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Loopback(Network);
+pub struct Loopback(IpNet);
 
 impl Default for Loopback {
     fn default() -> Self {
-        Self(Network::single(IpAddr::V4(Ipv4Addr::LOCALHOST)))
+        Self(IpAddr::V4(Ipv4Addr::LOCALHOST).into())
     }
 }
 
@@ -96,18 +93,12 @@ impl FromStr for Loopback {
                 "setting sidecar_loopback_network: \"{text}\" is not a network within 127.0.0.0/8, like 127.0.0.1/32"
             )
         };
-        let (address, bits) = text.split_once('/').ok_or_else(form)?;
-        let address = parse_address(address).map_err(|_| form())?;
-        let bits = bits
-            .parse()
-            .ok()
-            .filter(|bits| *bits >= 8)
-            .ok_or_else(form)?;
-        let network = Network::containing(address, bits).ok_or_else(form)?;
-        if !address.is_loopback() || !address.is_ipv4() {
-            return Err(form());
-        }
-        if network.contains(PASSTHROUGH) {
+        let network = lists::network(text).and_then(|(address, bits)| {
+            let is_local = address.is_ipv4() && address.is_loopback() && bits >= 8;
+            is_local.then(|| IpNet::new(address, bits).ok()).flatten()
+        });
+        let network = network.ok_or_else(form)?.trunc();
+        if network.contains(&PASSTHROUGH) {
             return Err(format!(
                 "setting sidecar_loopback_network: \"{text}\" contains {PASSTHROUGH}, which has to be captured for pods to pass their validation"
             ));
