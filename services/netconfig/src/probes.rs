@@ -49,7 +49,7 @@ const SET_CONDITION: &str = "probe-set";
 /// The time between two complete reads, which notice any change.
 pub(crate) const READ_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The node's probe set. Works in the netns of the thread that started it, one call at a time.
+/// The node's probe set. Works in the netns of the starting thread, one call at a time.
 #[derive(Debug)]
 pub struct ProbeSet {
     /// `None` if probes are not exempted.

@@ -166,7 +166,7 @@ impl Sync {
         matches!(&*self.source.borrow(), Some(Ok(())))
     }
 
-    /// Records the pods that ran before inpod, once, so that the first set contains them.
+    /// Records the pods from before inpod, once, for the first set.
     async fn adopt(&mut self) -> Result<(), Failure> {
         if self.adoption.is_pending() && self.is_listed() {
             self.registry.adopt().await?;

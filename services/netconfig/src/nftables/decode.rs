@@ -162,7 +162,7 @@ fn lookup(expr: &IterableExprAttrs<'_>) -> Option<Op> {
     is_plain.then_some(Op::Lookup(set))
 }
 
-/// Decodes a source NAT to one address, without ports or flags that change its effect.
+/// Decodes a source NAT to one address, without ports or flags of another effect.
 fn decode_nat(nat: &IterableExprNatAttrs<'_>) -> Option<Op> {
     is_register(nat.get_reg_addr_min().ok()?)?;
     is_register(nat.get_reg_addr_max().unwrap_or(REGISTER))?;
@@ -180,7 +180,7 @@ fn number(data: &[u8], kind: u16) -> Option<u32> {
     Some(u32::from_be_bytes(bytes))
 }
 
-/// Decodes a redirection to one port, without flags that change its effect.
+/// Decodes a redirection to one port, without flags of another effect.
 fn redirect(expr: &IterableExprAttrs<'_>) -> Option<Op> {
     let data = find_attr(expr.get_buf(), EXPR_DATA)?;
     is_register(number(data, REDIR_PORT_MIN)?)?;

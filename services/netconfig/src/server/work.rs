@@ -1,4 +1,4 @@
-//! Runs work that must outlive the gRPC call which started it.
+//! Runs work beyond the end of the starting gRPC call.
 
 use std::future::Future;
 

@@ -22,7 +22,7 @@ const MAX_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 const FORGET_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A pod that still runs in its sandbox this long after the DEL is reported as a failure.
+/// A pod with running processes is reported as a failure so long after the DEL.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Task {
