@@ -227,14 +227,3 @@ impl From<&Intent> for FileIntent {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_of_a_newer_schema_is_named_by_its_number() {
-        let error = parse(br#"{"schema": 9, "novelty": true}"#, "boot").unwrap_err();
-        assert!(error.to_string().contains('9'), "{error}");
-    }
-}

@@ -12,34 +12,6 @@ fn checkpoint() -> (tempfile::TempDir, Checkpoint) {
 }
 
 #[test]
-fn what_was_written_is_read_back() {
-    let (_dir, checkpoint) = checkpoint();
-    let since = BootInstant::after_boot(std::time::Duration::from_millis(1_234_567));
-    let intents = [
-        Intent::Out,
-        Intent::Enrolling,
-        Intent::Adopted,
-        Intent::Enrolled {
-            fingerprint: "f".into(),
-        },
-        Intent::Leaving { since },
-        Intent::Draining { since },
-        Intent::Deleting { since },
-    ];
-    for intent in intents {
-        let record = Record {
-            intent,
-            ..record("c1")
-        };
-        checkpoint.write(&record).unwrap();
-        assert_eq!(
-            checkpoint.load().unwrap().into_values().collect::<Vec<_>>(),
-            [record]
-        );
-    }
-}
-
-#[test]
 fn what_a_step_found_out_is_in_the_records_and_not_in_the_file_until_it_is_written() {
     let (_dir, checkpoint) = checkpoint();
     let begun = Record {
@@ -91,12 +63,76 @@ fn a_record_that_cannot_be_written_leaves_nothing_and_what_was_written_before_st
     assert!(file::parse(&fs::read(path).unwrap(), &checkpoint.boot_id).is_ok());
 }
 
+/// The texts are literals, because the releases before and after read the files, too.
+const PLAIN: &str = r#"{"schema":1,"boot_id":"b","network_name":"net","container_id":"c1","ifname":"eth0","namespace":"shop","name":"web","uid":"uid-of-web","service_account":"default","netns_path":"/run/netns/web","netns_device":null,"netns_inode":null,"netns_cookie":null,"proven":null,"addresses":["10.0.0.1"],"revision":1,"intent":"out","runtime_uid":null,"let_through":false,"wishes":{"dns_capture":null,"bypass_inbound_capture":false,"virtual_interfaces":[],"exclusions":{"outbound_ports":[],"outbound_cidrs":[],"inbound_ports":[],"inbound_cidrs":[]},"keep_existing_connections":false}}"#;
+
+/// The part of the file of a sidecar's pod after the requested settings.
+const SIDECAR: &str = r#","sidecar":{"proxy":{"uid":1337,"gid":1338,"dns":true,"drop_invalid":false},"inbound":"tproxy","inbound_ports":"all","excluded_inbound_ports":[15020],"outbound_networks":{"these":["fd00::/8"]},"excluded_outbound_networks":["10.0.0.0/8"],"outbound_ports":[80],"excluded_outbound_ports":[15020],"excluded_interfaces":["net1"],"virtual_interfaces":["vm0"]}}"#;
+
+const AMBIENT: &str = r#"{"schema":1,"boot_id":"b","network_name":"net","container_id":"c1","ifname":"eth0","namespace":"shop","name":"web","uid":"uid-of-web","service_account":"default","netns_path":"/run/netns/web","netns_device":4,"netns_inode":7,"netns_cookie":9,"proven":{"device":4,"inode":7,"cookie":18446744073709551615},"addresses":["10.0.0.1","fd77::2"],"revision":1,"intent":"out","runtime_uid":"h1","let_through":true,"wishes":{"dns_capture":false,"bypass_inbound_capture":true,"virtual_interfaces":["vm0"],"exclusions":{"outbound_ports":[],"outbound_cidrs":["10.0.0.0/8"],"inbound_ports":[],"inbound_cidrs":[]},"keep_existing_connections":true}}"#;
+
+fn parse(text: &str) -> Record {
+    file::parse(text.as_bytes(), "b").unwrap().unwrap()
+}
+
 #[test]
-fn an_unenrolled_admission_the_runtimes_uid_and_the_requested_settings_are_read_back() {
-    let (_dir, checkpoint) = checkpoint();
-    let record = Record {
-        admitted_unenrolled: true,
+fn each_intent_is_rendered_and_parsed_as_other_releases_do() {
+    let since = BootInstant::after_boot(std::time::Duration::from_millis(1_234_567));
+    let (fingerprint, is_served) = ("f".to_owned(), false);
+    let intents = [
+        (Intent::Out, r#""out""#),
+        (Intent::Enrolling, r#""enrolling""#),
+        (Intent::Adopted, r#""inherited""#),
+        (Intent::Legacy { is_served }, r#""legacy""#),
+        (
+            Intent::Enrolled { fingerprint },
+            r#"{"enrolled":{"fingerprint":"f"}}"#,
+        ),
+        (Intent::Announcing, r#""announcing""#),
+        (
+            Intent::Leaving { since },
+            r#"{"leaving":{"since_ms":1234567}}"#,
+        ),
+        (
+            Intent::Draining { since },
+            r#"{"draining":{"since_ms":1234567}}"#,
+        ),
+        (
+            Intent::Deleting { since },
+            r#"{"deleting":{"since_ms":1234567}}"#,
+        ),
+    ];
+    let of = |intent| Record {
+        intent,
+        ..record("c1")
+    };
+    for (intent, text) in intents {
+        let text = PLAIN.replace(r#""out""#, text);
+        assert_eq!(file::render(&of(intent.clone()), "b"), text);
+        assert_eq!(parse(&text), of(intent));
+    }
+    let served = of(Intent::Legacy { is_served: true });
+    let text = PLAIN.replace("out\",", "legacy\",");
+    assert_eq!(file::render(&served, "b"), text);
+}
+
+#[test]
+fn each_redirection_is_rendered_and_parsed_as_others_do() {
+    let ambient = Record {
+        netns: NetnsRef {
+            device: Some(4),
+            inode: Some(7),
+            cookie: Some(9),
+            ..record("c1").netns
+        },
+        netns_id: Some(NetnsId {
+            device: 4,
+            inode: 7,
+            cookie: u64::MAX,
+        }),
+        addresses: ["10.0.0.1", "fd77::2"].map(|it| it.parse().unwrap()).into(),
         runtime_uid: Some("h1".parse().unwrap()),
+        admitted_unenrolled: true,
         redirection: Redirection::Ambient(RequestedSettings {
             dns_capture: Some(false),
             bypass_inbound_capture: true,
@@ -109,9 +145,29 @@ fn an_unenrolled_admission_the_runtimes_uid_and_the_requested_settings_are_read_
         }),
         ..record("c1")
     };
-    checkpoint.write(&record).unwrap();
-    let read: Vec<_> = checkpoint.load().unwrap().into_values().collect();
-    assert_eq!(read, [record]);
+    let sidecars = Record {
+        redirection: Redirection::Sidecar(Box::new(sidecar())),
+        ..record("c1")
+    };
+    // A release that knows no sidecars refuses schema 2.
+    let schema_2 = PLAIN.replace("schema\":1", "schema\":2");
+    let text = schema_2.strip_suffix('}').unwrap().to_owned() + SIDECAR;
+    for (record, text) in [(ambient, AMBIENT), (sidecars, &text)] {
+        assert_eq!(file::render(&record, "b"), text);
+        assert_eq!(parse(text), record);
+    }
+}
+
+#[test]
+fn files_of_older_newer_and_rebooted_nodes_are_told_apart() {
+    let (older, _) = PLAIN.split_once(r#","runtime_uid""#).unwrap();
+    assert_eq!(parse(&format!("{older}}}")), record("c1"));
+    assert_eq!(file::parse(PLAIN.as_bytes(), "c").unwrap(), None);
+    let newer = PLAIN.replace("schema\":1", "schema\":3");
+    let error = file::parse(newer.as_bytes(), "b").unwrap_err();
+    assert!(error.to_string().contains("schema 3"), "{error}");
+    let bad = PLAIN.replace("eth0", "eth 0");
+    assert!(file::parse(bad.as_bytes(), "b").is_err());
 }
 
 fn sidecar() -> Sidecar {
@@ -131,24 +187,6 @@ fn sidecar() -> Sidecar {
         excluded_outbound_ports: [15020.try_into().unwrap()].into(),
         excluded_interfaces: ["net1".to_owned()].into(),
         virtual_interfaces: ["vm0".to_owned()].into(),
-    }
-}
-
-#[test]
-fn the_redirection_to_a_sidecar_is_read_back_and_no_earlier_release_takes_it_for_ztunnels() {
-    let (_dir, checkpoint) = checkpoint();
-    let ambient = record("c1");
-    let sidecars = Record {
-        redirection: Redirection::Sidecar(Box::new(sidecar())),
-        ..record("c2")
-    };
-    for (record, schema) in [(ambient, 1), (sidecars, 2)] {
-        checkpoint.write(&record).unwrap();
-        let read = checkpoint.load().unwrap();
-        assert_eq!(read.get(&record.sandbox), Some(&record));
-        let text = fs::read_to_string(checkpoint.path(&record.sandbox)).unwrap();
-        let file: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(file["schema"], schema);
     }
 }
 
