@@ -2,10 +2,12 @@ use std::{ops::Add, time::Duration};
 
 #[cfg(not(test))]
 use nix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 
 /// A point in time since boot (`CLOCK_BOOTTIME`). Checkpoints are valid within one boot, and a step of the wall clock
-/// must neither end a sandbox early nor prolong a withdrawal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// must neither end a sandbox early nor prolong a withdrawal. Files contain milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "u64", into = "u64")]
 pub struct BootInstant(Duration);
 
 impl BootInstant {
@@ -38,6 +40,18 @@ fn since_boot() -> Duration {
 /// In tests, the boot time follows tokio's clock, which a test may pause.
 #[cfg(test)]
 use crate::testing::since_boot;
+
+impl From<u64> for BootInstant {
+    fn from(milliseconds: u64) -> Self {
+        Self(Duration::from_millis(milliseconds))
+    }
+}
+
+impl From<BootInstant> for u64 {
+    fn from(at: BootInstant) -> Self {
+        at.0.as_millis().try_into().unwrap_or(Self::MAX)
+    }
+}
 
 impl Add<Duration> for BootInstant {
     type Output = Self;

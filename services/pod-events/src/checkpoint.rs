@@ -17,6 +17,7 @@ use inpod_service::{is_unusable, read_bounded_nofollow};
 use inpod_types::{
     NetnsId, NetnsRef, NetworkName, PodRef, PodUid, Revision, SandboxRef, ServiceAccountName,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::{pod::Pod, redirection::Redirection};
 
@@ -26,14 +27,18 @@ pub use intent::Intent;
 /// The limit of the size of a file with state: a sandbox with the largest annotations needs less.
 pub(crate) const MAX_STATE_BYTES: u64 = 4 << 20;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
+    #[serde(flatten)]
     pub sandbox: SandboxRef,
+    #[serde(flatten)]
     pub pod: PodRef,
     pub service_account: ServiceAccountName,
     /// The netns as the plugin reported it.
+    #[serde(flatten, with = "file::Netns")]
     pub netns: NetnsRef,
     /// The netns as netconfig verified it.
+    #[serde(rename = "proven")]
     pub netns_id: Option<NetnsId>,
     pub addresses: Vec<IpAddr>,
     pub revision: Revision,
@@ -42,8 +47,10 @@ pub struct Record {
     pub runtime_uid: Option<PodUid>,
     /// Set if the pod was admitted unenrolled before the source showed the pod. The UID (the runtime's, or else the
     /// container id) and the service account (`default`) are placeholders then.
+    #[serde(default, rename = "let_through")]
     pub admitted_unenrolled: bool,
     /// The redirection last applied.
+    #[serde(flatten, with = "file::Settings")]
     pub redirection: Redirection,
 }
 
@@ -108,7 +115,7 @@ impl Record {
 
     /// Returns whether another agent's rules, which inpod cannot replace, lead the pod's traffic to ztunnel.
     pub(crate) fn is_legacy(&self) -> bool {
-        matches!(self.intent, Intent::Legacy { .. })
+        matches!(self.intent, Intent::Legacy | Intent::ServedLegacy)
     }
 
     /// Returns whether another agent enrolled the pod and its netns is not known yet.

@@ -89,13 +89,8 @@ pub fn next(intent: &Intent, desired: Desired, now: BootInstant, timing: Timing)
         (_, Desired::Gone { since }) => Action::GarbageCollect {
             overdue: elapsed(since, GONE_TIMEOUT),
         },
-        (Intent::Legacy { is_served }, _) => {
-            if *is_served {
-                Action::Idle
-            } else {
-                Action::Serve
-            }
-        }
+        (Intent::Legacy, _) => Action::Serve,
+        (Intent::ServedLegacy, _) => Action::Idle,
         (Intent::Enrolled { .. }, Desired::In { in_sync: true })
         | (Intent::Enrolled { .. }, Desired::Detached { is_claimed: false })
         | (Intent::Out, Desired::Out { .. } | Desired::Detached { .. }) => Action::Idle,
@@ -187,11 +182,12 @@ mod tests {
 
     #[test]
     fn what_another_agent_redirected_by_legacy_rules_is_served_and_never_withdrawn() {
-        let at = |is_served, desired| next_at(9, &Intent::Legacy { is_served }, desired);
+        let at = |intent, desired| next_at(9, &intent, desired);
         let detached = Desired::Detached { is_claimed: true };
         for desired in [IN, Desired::In { in_sync: false }, OUT, detached] {
-            assert_eq!(at(false, desired), Action::Serve, "{desired:?}");
-            assert_eq!(at(true, desired), Action::Idle, "{desired:?}");
+            assert_eq!(at(Intent::Legacy, desired), Action::Serve, "{desired:?}");
+            let served = at(Intent::ServedLegacy, desired);
+            assert_eq!(served, Action::Idle, "{desired:?}");
         }
     }
 

@@ -132,7 +132,7 @@ fn crates_that_promise_it_depend_on_little() {
         direct(members.find(|package| package.name == name).unwrap())
     };
     assert_eq!(direct("validate"), set(&["nix", "socket2", "thiserror"]));
-    assert_eq!(direct("inpod-types"), set(&["thiserror"]));
+    assert_eq!(direct("inpod-types"), set(&["serde", "thiserror"]));
     let injection = [
         "json-patch",
         "serde",

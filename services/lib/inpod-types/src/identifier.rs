@@ -39,8 +39,17 @@ impl fmt::Display for Excerpt<'_> {
 macro_rules! identifier {
     ($(#[$doc:meta])* $name:ident, $kind:literal, $rule:literal, $valid:expr) => {
         $(#[$doc])*
-        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+        #[serde(try_from = "String")]
         pub struct $name(Box<str>);
+
+        impl TryFrom<String> for $name {
+            type Error = $crate::InvalidIdentifier;
+
+            fn try_from(text: String) -> Result<Self, Self::Error> {
+                text.parse()
+            }
+        }
 
         impl $name {
             /// Returns the identifier as text, in the form that was parsed.

@@ -1,7 +1,7 @@
 //! The types shared by all crates of inpod: identifiers, enrollments, reasons and keys.
 //!
-//! Values are validated, so that for example the namespace of a [`PodRef`] is always legal. The crate has no I/O and no
-//! serialization; `inpod-proto` contains the conversions for the wire.
+//! Values are validated, so that for example the namespace of a [`PodRef`] is always legal. The crate has no I/O.
+//! Files use the types' serde formats; `inpod-proto` contains the conversions for the wire.
 #![warn(missing_docs)]
 
 pub mod cgroup;
@@ -34,9 +34,13 @@ pub use sandbox::{ContainerId, IfName, NetworkName, SandboxRef};
 
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 /// Orders the changes of a sandbox. `pod-events` assigns revisions and checkpoints the last one, and of two calls the
 /// call with the higher revision wins.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Revision(pub u64);
 
 /// Parses a pod's address. IPv4-mapped IPv6 addresses (`::ffff:a.b.c.d`) are rejected, because sets, rules and

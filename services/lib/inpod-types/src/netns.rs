@@ -1,10 +1,12 @@
 use std::{fmt, path::PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 /// The identity of a network namespace, verified by netconfig.
 ///
 /// The kernel reuses device and inode of a namespace that is gone, but never the cookie (Linux 5.14,
 /// `SO_NETNS_COOKIE`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NetnsId {
     /// The `st_dev` of the namespace's file.
     pub device: u64,
@@ -21,15 +23,18 @@ impl fmt::Display for NetnsId {
 }
 
 /// A caller's reference to a network namespace: the path, and the known parts of the identity.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NetnsRef {
     /// The absolute path of the namespace's file.
     pub path: PathBuf,
     /// The expected `st_dev`, or `None` if the caller does not know it.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<u64>,
     /// The expected `st_ino`, or `None` if the caller does not know it.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub inode: Option<u64>,
     /// The expected cookie, known only from an earlier verification.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub cookie: Option<u64>,
 }
 

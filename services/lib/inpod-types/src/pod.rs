@@ -1,5 +1,7 @@
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     NetnsId, Revision, SandboxRef,
     identifier::{identifier, is_cni_name, is_dns_label, is_dns_subdomain},
@@ -32,7 +34,7 @@ identifier! {
 }
 
 /// Identifies a pod beyond the reuse of its name, and is displayed as `namespace/name`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PodRef {
     /// The namespace of the pod.
     pub namespace: NamespaceName,

@@ -1,9 +1,8 @@
 use std::fmt;
 
-use crate::{
-    InvalidIdentifier,
-    identifier::{identifier, is_cni_name},
-};
+use serde::{Deserialize, Serialize};
+
+use crate::identifier::{identifier, is_cni_name};
 
 identifier! {
     /// The id that the runtime gave to a container (CNI spec, "Parameters").
@@ -17,38 +16,15 @@ identifier! {
         && !matches!(text, "." | "..")
         && text.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '/' | ':'))
 }
-
-/// The name of a CNI network, empty for a sandbox that was discovered without a CNI call.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NetworkName(Box<str>);
-
-impl NetworkName {
-    /// Returns the name, or an empty text for a discovered sandbox.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl std::str::FromStr for NetworkName {
-    type Err = InvalidIdentifier;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text.is_empty() || is_cni_name(text) {
-            return Ok(Self(text.into()));
-        }
-        let rule = "expected a letter or digit, then letters, digits, '_', '.' or '-'";
-        Err(InvalidIdentifier::new("network name", text, rule))
-    }
-}
-
-impl fmt::Display for NetworkName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+identifier! {
+    /// The name of a CNI network, empty for a sandbox that was discovered without a CNI call.
+    #[derive(Default)]
+    NetworkName, "network name", "expected a letter or digit, then letters, digits, '_', '.' or '-'",
+    |text| text.is_empty() || is_cni_name(text)
 }
 
 /// The attachment of a container to a network, which is the object of a CNI call and the key of all state.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SandboxRef {
     /// The name of the network, or an empty name.
     pub network_name: NetworkName,

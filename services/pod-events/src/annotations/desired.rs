@@ -85,7 +85,9 @@ impl<'a> PodStatus<'a> {
             // A terminating pod serves until it ends.
             _ if self.pod.is_terminating => None,
             Intent::Enrolled { .. } => Some(Annotation::Enabled),
-            Intent::Adopted | Intent::Legacy { .. } | Intent::Deleting { .. } => None,
+            Intent::Adopted | Intent::Legacy | Intent::ServedLegacy | Intent::Deleting { .. } => {
+                None
+            }
             Intent::Out | Intent::Enrolling if has_failed => Some(Annotation::Pending),
             Intent::Out => self.desired_when_out(),
             Intent::Enrolling => None,
@@ -247,7 +249,7 @@ mod tests {
     #[test]
     fn pods_of_another_agent_and_pods_that_end_keep_their_annotation() {
         let since = BootInstant::now();
-        let legacy = Intent::Legacy { is_served: true };
+        let legacy = Intent::ServedLegacy;
         for intent in [Intent::Adopted, legacy, Intent::Deleting { since }] {
             assert_eq!(status(intent).desired(), None);
         }

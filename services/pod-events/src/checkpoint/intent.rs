@@ -1,7 +1,10 @@
+use serde::{Deserialize, Serialize};
+
 use crate::boottime::BootInstant;
 
 /// A sandbox's progress, written before the announced effects.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Intent {
     /// Outside the mesh: nothing is in place.
     Out,
@@ -9,13 +12,14 @@ pub enum Intent {
     Enrolling,
     /// Another agent enrolled the sandbox, as far as known. Rules and ztunnel's listeners may be in place, and stay
     /// until inpod replaces them or withdraws them in order.
+    #[serde(rename = "inherited")]
     Adopted,
     /// Another agent enrolled the sandbox with rules in iptables' legacy tables, which inpod can neither see nor
     /// replace. The sandbox keeps the rules, its workload and its listeners until the end.
-    Legacy {
-        /// The broker has the sandbox; not checkpointed.
-        is_served: bool,
-    },
+    Legacy,
+    /// The same as [`Self::Legacy`], but the broker has the sandbox. Both are `legacy` in a file.
+    #[serde(rename(serialize = "legacy"), skip_deserializing)]
+    ServedLegacy,
     Enrolled {
         fingerprint: String,
     },
@@ -24,47 +28,40 @@ pub enum Intent {
     Announcing,
     /// Peers are learning that the pod leaves. Everything is still in place.
     Leaving {
+        #[serde(rename = "since_ms")]
         since: BootInstant,
     },
     /// New connections bypass the mesh; captured connections continue.
     Draining {
+        #[serde(rename = "since_ms")]
         since: BootInstant,
     },
     Deleting {
+        #[serde(rename = "since_ms")]
         since: BootInstant,
     },
 }
 
 impl Intent {
     pub fn fingerprint(&self) -> Option<&str> {
-        match self {
-            Self::Enrolled { fingerprint } => Some(fingerprint),
-            Self::Out
-            | Self::Enrolling
-            | Self::Adopted
-            | Self::Legacy { .. }
-            | Self::Announcing
-            | Self::Leaving { .. }
-            | Self::Draining { .. }
-            | Self::Deleting { .. } => None,
-        }
+        let Self::Enrolled { fingerprint } = self else {
+            return None;
+        };
+        Some(fingerprint)
     }
 
     /// Returns whether the broker has the sandbox or does not need the sandbox.
     pub fn is_settled(&self) -> bool {
         matches!(
             self,
-            Self::Out
-                | Self::Legacy { is_served: true }
-                | Self::Enrolled { .. }
-                | Self::Deleting { .. }
+            Self::Out | Self::ServedLegacy | Self::Enrolled { .. } | Self::Deleting { .. }
         )
     }
 
     pub fn is_stable(&self) -> bool {
         matches!(
             self,
-            Self::Out | Self::Enrolled { .. } | Self::Adopted | Self::Legacy { .. }
+            Self::Out | Self::Enrolled { .. } | Self::Adopted | Self::Legacy | Self::ServedLegacy
         )
     }
 
@@ -77,7 +74,8 @@ impl Intent {
         matches!(
             self,
             Self::Adopted
-                | Self::Legacy { .. }
+                | Self::Legacy
+                | Self::ServedLegacy
                 | Self::Enrolled { .. }
                 | Self::Announcing
                 | Self::Leaving { .. }

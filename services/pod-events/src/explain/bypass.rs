@@ -90,7 +90,7 @@ fn intent_sentence(known: &PodInfo, record: &Record) -> Option<String> {
         Intent::Out | Intent::Enrolling if wanted => {
             "It should be in the mesh but is not yet: its traffic may not be captured."
         }
-        Intent::Legacy { .. } => {
+        Intent::Legacy | Intent::ServedLegacy => {
             "Another agent's rules in iptables' legacy tables decide what is captured; inpod cannot see or replace them."
         }
         Intent::Leaving { .. } => {

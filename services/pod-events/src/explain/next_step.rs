@@ -29,7 +29,8 @@ fn step(current: &Record, action: Option<Action>) -> &'static str {
             Intent::Out
             | Intent::Enrolling
             | Intent::Adopted
-            | Intent::Legacy { .. }
+            | Intent::Legacy
+            | Intent::ServedLegacy
             | Intent::Enrolled { .. }
             | Intent::Announcing
             | Intent::Draining { .. }

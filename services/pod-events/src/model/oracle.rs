@@ -16,7 +16,7 @@ pub(super) fn state_of(intent: &Intent) -> &'static str {
         Intent::Out => "out",
         Intent::Enrolling => "enrolling",
         Intent::Adopted => "adopted",
-        Intent::Legacy { .. } => "legacy",
+        Intent::Legacy | Intent::ServedLegacy => "legacy",
         Intent::Enrolled { .. } => "enrolled",
         Intent::Announcing => "announcing",
         Intent::Leaving { .. } => "leaving",

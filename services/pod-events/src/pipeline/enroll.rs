@@ -207,7 +207,7 @@ impl Pipeline {
             "acknowledged by ztunnel; its rules are another agent's",
             began,
         );
-        record.intent = Intent::Legacy { is_served: true };
+        record.intent = Intent::ServedLegacy;
         Ok(self.checkpoint.write(record)?)
     }
 

@@ -33,7 +33,7 @@ impl Pipeline {
         let is_legacy = is_foreign && found.only_legacy_nat && !record.redirection.is_sidecar();
         Ok(Record {
             intent: if is_legacy {
-                Intent::Legacy { is_served: false }
+                Intent::Legacy
             } else {
                 record.intent.clone()
             },

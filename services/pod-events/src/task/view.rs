@@ -55,7 +55,7 @@ pub(crate) fn state(current: Option<&Record>) -> PodState {
     match current.map(|record| &record.intent) {
         None | Some(Intent::Out) => PodState::Out,
         Some(Intent::Enrolling | Intent::Adopted) => PodState::Enrolling,
-        Some(Intent::Enrolled { .. } | Intent::Legacy { .. }) => PodState::Enrolled,
+        Some(Intent::Enrolled { .. } | Intent::Legacy | Intent::ServedLegacy) => PodState::Enrolled,
         Some(Intent::Announcing | Intent::Leaving { .. } | Intent::Draining { .. }) => {
             PodState::Withdrawing
         }
