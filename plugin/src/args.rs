@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use inpod_types::{NamespaceName, PodName, PodUid};
+use serde::{Deserialize, Serialize};
 
 use crate::error::CniError;
 
@@ -15,11 +16,12 @@ const UID: &str = "K8S_POD_UID";
 const INFRA_CONTAINER: &str = "K8S_POD_INFRA_CONTAINER_ID";
 const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedPod {
     pub namespace: NamespaceName,
     pub name: PodName,
     /// The UID of the pod, not sent by some runtimes.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<PodUid>,
 }
 

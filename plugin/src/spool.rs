@@ -11,7 +11,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use inpod_types::{InvalidIdentifier, NetnsRef, SandboxRef};
+use inpod_types::{NetnsRef, SandboxRef};
 use serde::{Deserialize, Serialize};
 
 use crate::{args::NamedPod, durable};
@@ -33,11 +33,11 @@ pub struct Entry {
     /// The boot of the event (`/proc/sys/kernel/random/boot_id`), because no sandbox survives a reboot. The text is
     /// empty if the boot is unknown.
     pub boot_id: String,
-    pub sandbox: Sandbox,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pod: Option<Pod>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub netns: Option<Netns>,
+    pub sandbox: SandboxRef,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<NamedPod>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub netns: Option<NetnsRef>,
     /// The addresses assigned by the chain, none for a DEL and without a prevResult.
     #[serde(default)]
     pub addresses: Vec<IpAddr>,
@@ -62,42 +62,16 @@ pub enum Cause {
     Disabled,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sandbox {
-    pub network_name: String,
-    pub container_id: String,
-    pub ifname: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pod {
-    pub namespace: String,
-    pub name: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uid: Option<String>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Netns {
-    pub path: PathBuf,
-    /// The `st_dev` of the path, unless the path was not examined.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device: Option<u64>,
-    /// The `st_ino` of the path, unless the path was not examined.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub inode: Option<u64>,
-}
-
 impl Entry {
     /// Sets time, boot and sandbox, but neither pod nor netns nor addresses.
-    pub fn new(verb: SpooledVerb, cause: Cause, sandbox: &SandboxRef) -> Self {
+    pub fn new(verb: SpooledVerb, cause: Cause, sandbox: SandboxRef) -> Self {
         Self {
             schema: SCHEMA,
             verb,
             cause,
             time_unix_ms: now_unix_ms(),
             boot_id: boot_id(),
-            sandbox: sandbox.into(),
+            sandbox,
             pod: None,
             netns: None,
             addresses: Vec::new(),
@@ -147,58 +121,6 @@ pub fn now_unix_ms() -> u64 {
 pub fn boot_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()
-}
-
-impl From<&SandboxRef> for Sandbox {
-    fn from(sandbox: &SandboxRef) -> Self {
-        Self {
-            network_name: sandbox.network_name.to_string(),
-            container_id: sandbox.container_id.to_string(),
-            ifname: sandbox.ifname.to_string(),
-        }
-    }
-}
-
-impl TryFrom<&Sandbox> for SandboxRef {
-    type Error = InvalidIdentifier;
-
-    fn try_from(sandbox: &Sandbox) -> Result<Self, InvalidIdentifier> {
-        Ok(Self {
-            network_name: sandbox.network_name.parse()?,
-            container_id: sandbox.container_id.parse()?,
-            ifname: sandbox.ifname.parse()?,
-        })
-    }
-}
-
-impl From<&NamedPod> for Pod {
-    fn from(pod: &NamedPod) -> Self {
-        Self {
-            namespace: pod.namespace.to_string(),
-            name: pod.name.to_string(),
-            uid: pod.uid.as_ref().map(ToString::to_string),
-        }
-    }
-}
-
-impl From<&Netns> for NetnsRef {
-    fn from(netns: &Netns) -> Self {
-        Self {
-            device: netns.device,
-            inode: netns.inode,
-            ..Self::from_path(&netns.path)
-        }
-    }
-}
-
-impl From<&NetnsRef> for Netns {
-    fn from(netns: &NetnsRef) -> Self {
-        Self {
-            path: netns.path.clone(),
-            device: netns.device,
-            inode: netns.inode,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -162,10 +162,10 @@ fn add_entry(
     addresses: Vec<IpAddr>,
 ) -> Entry {
     Entry {
-        pod: Some(pod.into()),
-        netns: netns.map(Into::into),
+        pod: Some(pod.clone()),
+        netns: netns.cloned(),
         addresses,
-        ..Entry::new(SpooledVerb::Add, cause, &attachment.sandbox)
+        ..Entry::new(SpooledVerb::Add, cause, attachment.sandbox.clone())
     }
 }
 
@@ -224,12 +224,9 @@ fn pod_of(detachment: &Detachment) -> Option<&NamedPod> {
 
 fn spool_deletion(detachment: &Detachment, cause: Cause, problem: &str) -> Outcome {
     let entry = Entry {
-        pod: pod_of(detachment).map(Into::into),
-        netns: detachment
-            .netns
-            .as_ref()
-            .map(|path| (&NetnsRef::from_path(path)).into()),
-        ..Entry::new(SpooledVerb::Del, cause, &detachment.sandbox)
+        pod: pod_of(detachment).cloned(),
+        netns: detachment.netns.as_ref().map(NetnsRef::from_path),
+        ..Entry::new(SpooledVerb::Del, cause, detachment.sandbox.clone())
     };
     match entry.write(&detachment.config.settings.state_dir) {
         Ok(()) => Outcome::done("Spooled the deletion").with_problem(Level::Warn, problem),

@@ -63,8 +63,11 @@ fn every_recorded_del_is_written_down_while_the_agent_is_away() {
                 (entry.verb, entry.cause),
                 (SpooledVerb::Del, Cause::AgentAway)
             );
-            assert_eq!(entry.sandbox.container_id, call.var("CNI_CONTAINERID"));
-            assert_eq!(entry.pod.unwrap().name, call.arg("K8S_POD_NAME"));
+            assert_eq!(
+                entry.sandbox.container_id.as_str(),
+                call.var("CNI_CONTAINERID")
+            );
+            assert_eq!(entry.pod.unwrap().name.as_str(), call.arg("K8S_POD_NAME"));
             assert_eq!(entry.netns.is_some(), !call.var("CNI_NETNS").is_empty());
         }
     }

@@ -71,7 +71,10 @@ fn a_pod_of_another_namespace_is_admitted_and_written_down() {
         (entry.verb, entry.cause),
         (SpooledVerb::Add, Cause::AgentAway)
     );
-    assert_eq!(entry.sandbox.container_id, call.var("CNI_CONTAINERID"));
+    assert_eq!(
+        entry.sandbox.container_id.as_str(),
+        call.var("CNI_CONTAINERID")
+    );
     let addresses: Vec<String> = entry.addresses.iter().map(ToString::to_string).collect();
     assert_eq!(addresses, ["10.244.77.3", "fd77::2"]);
     let netns = entry.netns.unwrap();
@@ -82,7 +85,7 @@ fn a_pod_of_another_namespace_is_admitted_and_written_down() {
         (pod.namespace.as_str(), pod.name.as_str()),
         ("shop", "dual-0")
     );
-    assert_eq!(pod.uid.as_deref(), Some(call.arg("K8S_POD_UID")));
+    assert_eq!(pod.uid.unwrap().as_str(), call.arg("K8S_POD_UID"));
 }
 
 #[test]

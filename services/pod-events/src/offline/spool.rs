@@ -9,7 +9,7 @@ use std::{
 
 use inpod_cni::spool::{Entry, SCHEMA, SpooledVerb, now_unix_ms};
 use inpod_service::{Trace, is_unusable, read_bounded_nofollow};
-use inpod_types::{InvalidIdentifier, SandboxRef};
+use inpod_types::SandboxRef;
 use serde::Deserialize;
 use tokio::time::Instant;
 
@@ -70,12 +70,6 @@ impl From<io::Error> for SpoolError {
             return Self::Unreadable(error.to_string());
         }
         Self::Io(error)
-    }
-}
-
-impl From<InvalidIdentifier> for SpoolError {
-    fn from(error: InvalidIdentifier) -> Self {
-        Self::Unreadable(error.to_string())
     }
 }
 
@@ -227,22 +221,21 @@ fn parse(bytes: &[u8], boot_id: &str) -> Result<Event, SpoolError> {
     if !entry.boot_id.is_empty() && entry.boot_id != boot_id {
         return Err(SpoolError::OtherBoot);
     }
-    let sandbox = SandboxRef::try_from(&entry.sandbox)?;
     match entry.verb {
-        SpooledVerb::Del => Ok(Event::Ended(sandbox)),
-        SpooledVerb::Add => admitted(entry, sandbox),
+        SpooledVerb::Del => Ok(Event::Ended(entry.sandbox)),
+        SpooledVerb::Add => admitted(entry),
     }
 }
 
-fn admitted(entry: Entry, sandbox: SandboxRef) -> Result<Event, SpoolError> {
+fn admitted(entry: Entry) -> Result<Event, SpoolError> {
     let lacks = |what: &str| SpoolError::Unreadable(format!("an ADD without {what}"));
     let pod = entry.pod.ok_or_else(|| lacks("pod"))?;
     let netns = entry.netns.ok_or_else(|| lacks("netns"))?;
     let age = Duration::from_millis(now_unix_ms().saturating_sub(entry.time_unix_ms));
     let call = AddCall {
-        sandbox,
-        uid: pod.uid.as_deref().map(str::parse).transpose()?,
-        netns: (&netns).into(),
+        sandbox: entry.sandbox,
+        uid: pod.uid,
+        netns,
         addresses: entry.addresses,
         deadline: Instant::now(),
         work_deadline: Instant::now(),
@@ -250,8 +243,10 @@ fn admitted(entry: Entry, sandbox: SandboxRef) -> Result<Event, SpoolError> {
         phases: Phases::default(),
     };
     let at = BootInstant::after_boot(BootInstant::now().since_boot().saturating_sub(age));
-    let key = (pod.namespace.parse()?, pod.name.parse()?);
-    Ok(Event::Admitted(key, Box::new(OfflineAdd { call, at })))
+    Ok(Event::Admitted(
+        (pod.namespace, pod.name),
+        Box::new(OfflineAdd { call, at }),
+    ))
 }
 
 #[cfg(test)]

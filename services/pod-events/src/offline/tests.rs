@@ -1,9 +1,11 @@
 use std::fs;
 
 use inpod_cni::{
+    args::NamedPod,
     enrolled::DISABLED_FILE,
-    spool::{Cause, Entry, Netns, Pod, SpooledVerb},
+    spool::{Cause, Entry, SpooledVerb},
 };
+use inpod_types::NetnsRef;
 
 use super::*;
 use crate::testing::{sandbox, shared};
@@ -11,17 +13,13 @@ use crate::testing::{sandbox, shared};
 /// A pod admitted unenrolled just now that the source does not show yet.
 fn unenrolled_admission() -> Entry {
     Entry {
-        pod: Some(Pod {
-            namespace: "shop".to_owned(),
-            name: "web".to_owned(),
+        pod: Some(NamedPod {
+            namespace: "shop".parse().unwrap(),
+            name: "web".parse().unwrap(),
             uid: None,
         }),
-        netns: Some(Netns {
-            path: "/run/netns/a".into(),
-            device: None,
-            inode: None,
-        }),
-        ..Entry::new(SpooledVerb::Add, Cause::Disabled, &sandbox("a"))
+        netns: Some(NetnsRef::from_path("/run/netns/a")),
+        ..Entry::new(SpooledVerb::Add, Cause::Disabled, sandbox("a"))
     }
 }
 

@@ -1,4 +1,8 @@
-use inpod_cni::spool::{Cause, Netns, Pod, SPOOL_DIR};
+use inpod_cni::{
+    args::NamedPod,
+    spool::{Cause, SPOOL_DIR},
+};
+use inpod_types::NetnsRef;
 
 use super::*;
 use crate::testing::sandbox;
@@ -34,17 +38,17 @@ fn entry(verb: SpooledVerb, container_id: &str, time_unix_ms: u64) -> Entry {
     Entry {
         time_unix_ms,
         boot_id: BOOT.to_owned(),
-        pod: Some(Pod {
-            namespace: "shop".to_owned(),
-            name: "web".to_owned(),
-            uid: Some("1111".to_owned()),
+        pod: Some(NamedPod {
+            namespace: "shop".parse().unwrap(),
+            name: "web".parse().unwrap(),
+            uid: Some("1111".parse().unwrap()),
         }),
-        netns: Some(Netns {
-            path: "/run/netns/a".into(),
+        netns: Some(NetnsRef {
             device: Some(4),
             inode: Some(7),
+            ..NetnsRef::from_path("/run/netns/a")
         }),
-        ..Entry::new(verb, Cause::AgentAway, &sandbox(container_id))
+        ..Entry::new(verb, Cause::AgentAway, sandbox(container_id))
     }
 }
 
