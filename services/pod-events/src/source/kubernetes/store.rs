@@ -36,9 +36,8 @@ pub(super) struct Store<K, V> {
     /// The objects of the watch, overlaid with the fetched objects.
     objects: SharedMap<K, V>,
     watch_version: u64,
+    /// Objects newer than the watch: few, and only for moments.
     fetched: BTreeMap<K, Fetched<V>>,
-    /// The keys of `fetched`, ordered by version.
-    by_version: BTreeSet<(u64, K)>,
     unusable: BTreeSet<String>,
     list: PendingList<K, V>,
     progress: Progress,
@@ -83,7 +82,6 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
             objects: SharedMap::new(),
             watch_version: 0,
             fetched: BTreeMap::new(),
-            by_version: BTreeSet::new(),
             unusable: BTreeSet::new(),
             list: PendingList::new(),
             progress: Progress::Listing,
@@ -130,7 +128,6 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
     fn reset_versions(&mut self) {
         self.watch_version = 0;
         self.fetched.clear();
-        self.by_version.clear();
     }
 
     /// Applies an event of the watch. An unusable object keeps its previous version.
@@ -173,14 +170,10 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
 
     fn advance_to(&mut self, version: u64) {
         self.watch_version = self.watch_version.max(version);
-        while let Some((_, key)) = self
-            .by_version
-            .first()
-            .filter(|(fetched, _)| *fetched <= self.watch_version)
-            .cloned()
-        {
-            self.remove_fetched(&key);
-        }
+        let reached = |(_, fetched): &(&K, &Fetched<V>)| fetched.version <= self.watch_version;
+        let reached = self.fetched.iter().filter(reached);
+        let reached: Vec<_> = reached.map(|(key, _)| key.clone()).collect();
+        reached.iter().for_each(|key| self.remove_fetched(key));
     }
 
     pub(super) fn disconnected(&mut self, why: String) {
@@ -203,21 +196,16 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
             return;
         }
         let watched = match self.fetched.remove(&key) {
-            Some(earlier) => {
-                self.by_version.remove(&(earlier.version, key.clone()));
-                earlier.watched
-            }
+            Some(earlier) => earlier.watched,
             None => self.objects.get(&key).cloned(),
         };
         self.set(&key, Some(value));
-        self.by_version.insert((version, key.clone()));
         self.fetched.insert(key, Fetched { version, watched });
     }
 
     /// Removes a fetched object, because the object does not exist or the watch has reached its version.
     pub(super) fn remove_fetched(&mut self, key: &K) {
         if let Some(fetched) = self.fetched.remove(key) {
-            self.by_version.remove(&(fetched.version, key.clone()));
             self.set(key, fetched.watched);
         }
     }
