@@ -82,7 +82,7 @@ type Gauge<T> = (&'static str, &'static str, fn(&Hub) -> T);
 const GAUGES: [Gauge<u64>; 4] = [
     (
         "queue_depth",
-        "Pods that wait in the queues of all sessions",
+        "Pods about which a message is to be sent, over all sessions",
         |hub| {
             let state = hub.state();
             let queued = |it: &Session| it.queued(state.inputs(), hub::now());

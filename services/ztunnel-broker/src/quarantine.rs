@@ -23,6 +23,9 @@ const TOLERATED_LOSSES: u32 = 1;
 const INITIAL_QUARANTINE: Duration = Duration::from_secs(60);
 const MAX_QUARANTINE: Duration = Duration::from_secs(3600);
 
+/// A node has one ztunnel, or two during an upgrade.
+const MAX_ZTUNNELS: usize = 16;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suspicion {
     /// The number of consecutive lost sessions.
@@ -75,10 +78,12 @@ impl Quarantine {
         now: Instant,
     ) {
         self.0.retain(|_, it| it.due + MAX_QUARANTINE > now);
-        let (before, mut by) = match self.0.remove(uid) {
-            Some(suspicion) => (suspicion.times, suspicion.by),
-            None => (0, BTreeSet::new()),
-        };
+        let earlier = self.0.remove(uid).map(|it| (it.times, it.by));
+        let (before, mut by) = earlier.unwrap_or_default();
+        // Without pods, each ztunnel that crashes over the pod comes back as another process.
+        if by.len() >= MAX_ZTUNNELS {
+            by.pop_first();
+        }
         by.insert(ztunnel.clone());
         let suspicion = Suspicion {
             times: before.saturating_add(1),
