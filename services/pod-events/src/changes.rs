@@ -1,9 +1,6 @@
 //! Notifies subscribers of changed pod views.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 
 use tokio::sync::broadcast;
 
@@ -14,35 +11,23 @@ const CHANNEL_CAPACITY: usize = 4096;
 
 /// Broadcasts the keys of pods whose view changed.
 #[derive(Debug)]
-pub struct PodChanges {
-    keys: broadcast::Sender<Arc<PodKey>>,
-    count: AtomicU64,
-}
+pub struct PodChanges(broadcast::Sender<Arc<PodKey>>);
 
 impl Default for PodChanges {
     fn default() -> Self {
-        Self {
-            keys: broadcast::Sender::new(CHANNEL_CAPACITY),
-            count: AtomicU64::new(0),
-        }
+        Self(broadcast::Sender::new(CHANNEL_CAPACITY))
     }
 }
 
 impl PodChanges {
     pub fn notify(&self, key: &Arc<PodKey>) {
-        self.count.fetch_add(1, Ordering::Relaxed);
         // Sending fails without a subscriber, which is no error.
-        self.keys.send(Arc::clone(key)).unwrap_or_default();
+        self.0.send(Arc::clone(key)).unwrap_or_default();
     }
 
     /// Subscribes to later changes. A subscriber that lags has to read all views again.
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<PodKey>> {
-        self.keys.subscribe()
-    }
-
-    /// Returns the number of changes so far.
-    pub fn count(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
+        self.0.subscribe()
     }
 }
 

@@ -52,25 +52,18 @@ impl Inventory {
         known.unwrap_or_else(|| Cow::Owned(Namespace::unlabeled(name.clone())))
     }
 
-    /// Returns the pods to evaluate again: changed pods, pods of changed namespaces and, if completeness changed, all
-    /// pods.
+    /// Returns the pods to evaluate again after a change, including removed pods.
     pub fn affected_since(&self, before: &Self) -> BTreeSet<PodKey> {
         let changes = self.changes_since(before);
-        let mut affected: BTreeSet<_> = changes.pods.into_iter().collect();
-        if changes.completeness || !changes.namespaces.is_empty() {
-            let is_affected =
-                |key: &&PodKey| changes.completeness || changes.namespaces.contains(&key.0);
-            affected.extend(self.pods.keys().filter(is_affected).cloned());
-        }
-        affected
+        let affected = self.pods.keys().filter(|key| changes.affects(key));
+        let affected: BTreeSet<_> = affected.cloned().collect();
+        &affected | &changes.pods
     }
 
-    /// Returns the changes since an earlier inventory. The cost depends only on the number of changes.
     pub fn changes_since(&self, before: &Self) -> Changes {
-        let namespaces = self.namespaces.differences(&before.namespaces);
         Changes {
             pods: self.pods.differences(&before.pods),
-            namespaces: namespaces.into_iter().collect(),
+            namespaces: self.namespaces.differences(&before.namespaces),
             completeness: self.is_complete() != before.is_complete(),
         }
     }
@@ -79,9 +72,16 @@ impl Inventory {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Added, changed or removed pods.
-    pub pods: Vec<PodKey>,
+    pub pods: BTreeSet<PodKey>,
     /// Added, changed or removed namespaces.
     pub namespaces: BTreeSet<NamespaceName>,
     /// Set if only the earlier or only the later inventory is complete, which affects every pod.
     pub completeness: bool,
+}
+
+impl Changes {
+    /// Returns whether a pod has to be evaluated again.
+    pub fn affects(&self, key: &PodKey) -> bool {
+        self.completeness || self.namespaces.contains(&key.0) || self.pods.contains(key)
+    }
 }

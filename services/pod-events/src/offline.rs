@@ -52,8 +52,6 @@ pub(crate) struct PluginState {
     enrolled: EnrolledTracker,
     /// The last written list, and whether the inventory was complete then. `None` after a failed write.
     written: Option<(BTreeSet<NamespaceName>, bool)>,
-    /// The number of changes of pods that `enrolled` reflects.
-    seen_changes: Option<u64>,
     /// The last error, already logged.
     problem: Option<String>,
     needs_retry: bool,
@@ -75,7 +73,6 @@ impl PluginState {
             boot_id: boot_id(),
             enrolled: EnrolledTracker::new(&shared.config.policy()),
             written: None,
-            seen_changes: None,
             shared,
             registry,
             conditions,
@@ -136,23 +133,15 @@ impl PluginState {
         let result = spool::replay(&directory, &self.boot_id, &mut replay).await;
         self.needs_retry = replay.needs_retry;
         let touched = replay.touched;
-        self.registry.wake_pods(&touched);
+        self.registry.wake(|key| touched.contains(key));
         result
     }
 
     /// Writes the list of enrolled namespaces if the list changed; if `is_due`, compares the list with the file, too.
     async fn write_enrolled(&mut self, is_due: bool) -> Result<(), String> {
         let inventory = self.shared.source.inventory();
-        let registry = &self.registry;
-        self.enrolled
-            .apply(&inventory, |namespace| registry.has_managed_pods(namespace));
-        // The count is read first, so that the next pass sees a change meanwhile.
-        let changes = Some(self.shared.pod_changes.count());
-        if is_due && self.seen_changes != changes {
-            self.enrolled
-                .set_held(registry.namespaces_with_managed_pods());
-            self.seen_changes = changes;
-        }
+        let held = self.registry.namespaces_with_managed_pods();
+        self.enrolled.update(&inventory, held);
         let complete = inventory.is_complete();
         let is_uninstalling = self.shared.leave_mode.is(UninstallMode::Uninstall);
         let wanted = if is_uninstalling {

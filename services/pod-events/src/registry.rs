@@ -296,12 +296,6 @@ impl Registry {
         answer.await.unwrap_or(true)
     }
 
-    pub fn wake(&self, selects: impl Fn(&PodKey) -> bool) {
-        for (_, handle) in self.tasks().running.iter().filter(|(key, _)| selects(key)) {
-            handle.send(Command::Reconcile);
-        }
-    }
-
     /// Enables the discovery of pods without a record, once the pods that ran before inpod are recorded.
     pub fn enable_discovery(&self) {
         self.adopted.store(true, Ordering::Relaxed);

@@ -62,6 +62,15 @@ struct Scope {
     namespace_labels: Arc<BTreeSet<String>>,
 }
 
+/// Publishes a value if it differs from the last one.
+fn publish<T: PartialEq>(sender: &watch::Sender<T>, now: T) {
+    sender.send_if_modified(|last| {
+        let differs = *last != now;
+        *last = now;
+        differs
+    });
+}
+
 const REREAD_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Source {
@@ -154,5 +163,19 @@ impl Source {
                 RefreshOutcome::Current(self.inventory())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_equal_value_is_not_published() {
+        let (sender, receiver) = watch::channel(Arc::new(1));
+        publish(&sender, Arc::new(1));
+        assert!(!receiver.has_changed().unwrap());
+        publish(&sender, Arc::new(2));
+        assert!(receiver.has_changed().unwrap());
     }
 }

@@ -137,7 +137,7 @@ impl Sync {
             // Pods with a sidecar need no service but netconfig.
             self.publish(known.clone());
             self.registry.wake(|_| true);
-            self.registry.discover_all();
+            self.registry.discover(|_| true);
         }
         let is_new = known.broker != broker;
         // The source was listed only after the broker was synchronized, so pods of the source were missing from the
@@ -158,7 +158,7 @@ impl Sync {
         }
         self.publish(known);
         self.registry.wake(|_| true);
-        self.registry.discover_all();
+        self.registry.discover(|_| true);
         Ok(())
     }
 

@@ -59,7 +59,7 @@ impl Uninstaller {
                 return;
             }
             self.registry.wake(|_| true);
-            self.registry.discover_all();
+            self.registry.discover(|_| true);
         }
     }
 

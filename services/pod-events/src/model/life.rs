@@ -799,7 +799,7 @@ impl Driver<'_> {
             Op::Uninstall { .. } => {
                 self.change_node(&op);
                 run.registry.wake(|_| true);
-                run.registry.discover_all();
+                run.registry.discover(|_| true);
             }
             _ => self.change_node(&op),
         }

@@ -1,24 +1,20 @@
 //! The namespaces with pods in the mesh, for the plugin while pod-events is unavailable.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    path::Path,
-};
+use std::{collections::BTreeSet, io, path::Path};
 
 use inpod_cni::enrolled::EnrolledNamespaces;
-use inpod_types::{Enrollment, NamespaceName, PodName, keys};
+use inpod_types::{Enrollment, NamespaceName, keys};
 
 use crate::{
     decide::{Policy, Selectors, decide_from},
     inventory::Inventory,
-    pod::{Pod, PodKey},
+    pod::Pod,
     redirection::Permissions,
 };
 
 /// Tracks the namespaces whose pods must not be admitted unenrolled: namespaces whose labels a selector matches, and
 /// namespaces with a pod that is or should be in the mesh, by ztunnel or sidecar. A namespace's annotation
-/// `inpod.io/on-unknown` overrides the tracking. The cost of a change depends only on the affected namespaces.
+/// `inpod.io/on-unknown` overrides the tracking. Only the affected namespaces and their pods are evaluated.
 #[derive(Debug)]
 pub(super) struct EnrolledTracker {
     selectors: Selectors,
@@ -26,7 +22,9 @@ pub(super) struct EnrolledTracker {
     sidecars: bool,
     /// The inventory that the other fields reflect.
     inventory: Inventory,
-    pods: BTreeMap<NamespaceName, BTreeSet<PodName>>,
+    /// The namespaces with a pod that is to be in the mesh.
+    joining: BTreeSet<NamespaceName>,
+    /// The namespaces with a pod in the mesh.
     held: BTreeSet<NamespaceName>,
     wanted: BTreeSet<NamespaceName>,
 }
@@ -38,7 +36,7 @@ impl EnrolledTracker {
             excluded: policy.excluded.to_owned(),
             sidecars: policy.sidecars,
             inventory: Inventory::default(),
-            pods: BTreeMap::new(),
+            joining: BTreeSet::new(),
             held: BTreeSet::new(),
             wanted: BTreeSet::new(),
         }
@@ -52,39 +50,23 @@ impl EnrolledTracker {
         &self.held
     }
 
-    /// Processes the changes of the inventory. `is_held` returns whether a namespace has a pod in the mesh.
-    pub(super) fn apply(&mut self, now: &Inventory, is_held: impl Fn(&NamespaceName) -> bool) {
+    /// Processes changes of the inventory and of the namespaces with a pod in the mesh.
+    pub(super) fn update(&mut self, now: &Inventory, held: BTreeSet<NamespaceName>) {
         let changes = now.changes_since(&self.inventory);
-        self.inventory = now.clone();
-        let mut touched = changes.namespaces;
-        for key in changes.pods {
-            self.index_pod(&key);
-            touched.insert(key.0);
-        }
-        for namespace in &touched {
-            set_member(&mut self.held, namespace, is_held(namespace));
-            self.evaluate(namespace);
-        }
+        let changed_pods = changes.pods.into_iter().map(|(namespace, _)| namespace);
+        let mut affected = &changes.namespaces | &(&held ^ &self.held);
+        affected.extend(changed_pods);
+        (self.inventory, self.held) = (now.clone(), held);
+        self.joining
+            .retain(|namespace| !affected.contains(namespace));
+        self.joining.extend(self.joining_among(&affected));
+        self.wanted
+            .retain(|namespace| !affected.contains(namespace));
+        affected.retain(|namespace| self.is_wanted(namespace));
+        self.wanted.append(&mut affected);
     }
 
-    pub(super) fn set_held(&mut self, held: BTreeSet<NamespaceName>) {
-        let before = std::mem::replace(&mut self.held, held);
-        let touched: Vec<_> = before.symmetric_difference(&self.held).cloned().collect();
-        touched
-            .iter()
-            .for_each(|namespace| self.evaluate(namespace));
-    }
-
-    fn index_pod(&mut self, key: &PodKey) {
-        let (namespace, name) = key;
-        let pods = self.pods.entry(namespace.clone()).or_default();
-        set_member(pods, name, self.inventory.pods.contains_key(key));
-        if pods.is_empty() {
-            self.pods.remove(namespace);
-        }
-    }
-
-    fn evaluate(&mut self, name: &NamespaceName) {
+    fn is_wanted(&self, name: &NamespaceName) -> bool {
         let namespace = self.inventory.namespaces.get(name);
         let has_policy = |value| {
             namespace.is_some_and(|namespace| namespace.on_unknown.as_deref() == Some(value))
@@ -92,15 +74,12 @@ impl EnrolledTracker {
         let is_selected = namespace.is_some_and(|it| self.selectors.selects_namespace(it));
         let waits_when_unknown =
             (is_selected || has_policy(keys::ON_UNKNOWN_CLOSED)) && !self.excluded.contains(name);
-        let wanted = !has_policy(keys::ON_UNKNOWN_OPEN)
-            && (waits_when_unknown || self.held.contains(name) || self.has_joining_pod(name));
-        set_member(&mut self.wanted, name, wanted);
+        !has_policy(keys::ON_UNKNOWN_OPEN)
+            && (waits_when_unknown || self.held.contains(name) || self.joining.contains(name))
     }
 
-    fn has_joining_pod(&self, namespace: &NamespaceName) -> bool {
-        let names = self.pods.get(namespace).into_iter().flatten();
-        let mut pods =
-            names.filter_map(|name| self.inventory.pod(&(namespace.clone(), name.clone())));
+    /// Returns the namespaces with a pod that is to be in the mesh, among the given namespaces.
+    fn joining_among(&self, namespaces: &BTreeSet<NamespaceName>) -> BTreeSet<NamespaceName> {
         let policy = Policy {
             selectors: &self.selectors,
             excluded: &self.excluded,
@@ -109,19 +88,16 @@ impl EnrolledTracker {
             sidecars: self.sidecars,
             is_uninstalling: false,
         };
-        let joins = |pod: &Pod| {
+        let is_joining = |pod: &Pod| {
             let decided = decide_from(&self.inventory, pod, &policy).enrollment;
             matches!(decided, Enrollment::Ambient | Enrollment::Sidecar)
         };
-        pods.any(joins)
-    }
-}
-
-fn set_member<T: Ord + Clone>(all: &mut BTreeSet<T>, one: &T, is_in: bool) {
-    if is_in {
-        all.insert(one.clone());
-    } else {
-        all.remove(one);
+        let pods = self.inventory.pods.iter();
+        let pods = pods.filter(|((namespace, _), _)| namespaces.contains(namespace));
+        let joining = pods.filter(|(_, pod)| is_joining(pod));
+        joining
+            .map(|((namespace, _), _)| namespace.clone())
+            .collect()
     }
 }
 
@@ -165,7 +141,7 @@ fn write_if_changed(
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::Cell, fs};
+    use std::fs;
 
     use inpod_cni::enrolled::ENROLLED_FILE;
 
@@ -199,9 +175,7 @@ mod tests {
         inventory: &Inventory,
         held: &[&str],
     ) -> BTreeSet<NamespaceName> {
-        let held = parse_names(held);
-        enrolled.apply(inventory, |namespace| held.contains(namespace));
-        enrolled.set_held(held);
+        enrolled.update(inventory, parse_names(held));
         enrolled.wanted().clone()
     }
 
@@ -306,35 +280,9 @@ mod tests {
         steps.push(inventory());
         for held in [&["shop"][..], &[]] {
             for step in &steps {
-                enrolled.apply(step, |namespace| parse_names(held).contains(namespace));
-                enrolled.set_held(parse_names(held));
+                enrolled.update(step, parse_names(held));
                 assert_eq!(enrolled.wanted(), &wanted(istio(), step, held));
             }
-        }
-    }
-
-    #[test]
-    fn a_change_evaluates_only_the_affected_namespaces() {
-        for others in [10, 1_000, 10_000] {
-            let mut now = Inventory::default();
-            for number in 0..others {
-                let namespace = namespace(&format!("n{number}"));
-                now.namespaces.insert(namespace.name.clone(), namespace);
-            }
-            let mut enrolled = enrolled(keys::ISTIO_SELECTORS, &[]);
-            enrolled.apply(&now, |_| false);
-            let queries = Cell::new(0);
-            let mut changed = namespace("n7");
-            changed.labels = mode_label("ambient");
-            now.namespaces.insert(changed.name.clone(), changed);
-            enrolled.apply(&now, |_| {
-                queries.set(queries.get() + 1);
-                false
-            });
-            assert_eq!(
-                (queries.get(), enrolled.wanted()),
-                (1, &parse_names(&["n7"]))
-            );
         }
     }
 

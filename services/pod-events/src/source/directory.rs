@@ -21,7 +21,7 @@ use tokio::{
     time::{Interval, MissedTickBehavior, interval},
 };
 
-use super::{Inventory, Scope};
+use super::{Inventory, Scope, publish};
 use manifest::{Manifest, ManifestError};
 
 /// The interval of reading the directory without an event: another directory may have taken the path, or events may be
@@ -141,7 +141,7 @@ async fn read(
     let sender = sender.clone();
     let read = tokio::task::spawn_blocking(move || {
         directory.read()?;
-        publish(&sender, &directory.inventory());
+        publish(&sender, Arc::new(directory.inventory()));
         Ok(directory)
     });
     read.await.map_err(io::Error::other).flatten()
@@ -235,26 +235,12 @@ fn add(inventory: &mut Inventory, manifest: &Manifest) -> bool {
     match manifest {
         Manifest::Pod(pod) => {
             let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
-            !inventory.pods.contains_key(&key) && inventory.pods.insert(key, (**pod).clone())
+            inventory.pods.insert_new(key, (**pod).clone())
         }
         Manifest::Namespace(namespace) => {
             let name = namespace.name.clone();
-            !inventory.namespaces.contains_key(&name)
-                && inventory.namespaces.insert(name, namespace.clone())
+            inventory.namespaces.insert_new(name, namespace.clone())
         }
-    }
-}
-
-/// Publishes the inventory if it differs, sharing all unchanged parts.
-fn publish(sender: &watch::Sender<Arc<Inventory>>, now: &Inventory) {
-    // Compares outside of the channel's lock, so as not to block readers. There is only one sender.
-    let mut next = Inventory::clone(&sender.borrow());
-    let pods = next.pods.update_to(&now.pods);
-    let namespaces = next.namespaces.update_to(&now.namespaces);
-    let gaps = next.gaps != now.gaps;
-    next.gaps = Arc::clone(&now.gaps);
-    if pods || namespaces || gaps {
-        sender.send_replace(Arc::new(next));
     }
 }
 

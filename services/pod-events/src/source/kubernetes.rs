@@ -14,7 +14,6 @@ mod store;
 
 use std::{
     collections::BTreeSet,
-    hash::Hash,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -23,12 +22,12 @@ use k8s_openapi::api::core::v1 as k8s;
 use kube::{Api, core::PartialObjectMeta};
 use tokio::sync::watch;
 
-use super::{Health, Inventory, PodKey, Scope};
+use super::{Health, Inventory, PodKey, Scope, publish};
 use crate::pod::{Namespace, Pod};
 use client::Connection;
 use list_watch::{PAGE_OF_METADATA, PAGE_OF_OBJECTS, Reflector, Update};
 use liveness::Liveness;
-use store::{Changed, Observed, Progress, Store};
+use store::{Observed, Progress, Store};
 
 pub(super) use client::client;
 pub(super) use get::ApiReader;
@@ -45,7 +44,6 @@ struct Cache {
 struct Stores {
     pods: Store<PodKey, Pod>,
     namespaces: Store<NamespaceName, Namespace>,
-    gaps: Arc<BTreeSet<String>>,
     namespace_labels: Arc<BTreeSet<String>>,
 }
 
@@ -119,7 +117,7 @@ fn apply_update<O, K, V>(
     update: Update<O>,
     observe: impl Fn(O) -> Observed<K, V>,
 ) where
-    K: Ord + Hash + Clone,
+    K: Ord + Clone,
     V: Clone + PartialEq,
 {
     match update {
@@ -128,10 +126,13 @@ fn apply_update<O, K, V>(
             .into_iter()
             .for_each(|it| store.add_listed(observe(it))),
         Update::ListComplete(at) => store.finish_list(at),
-        Update::Resumed => store.resumed(),
+        // The events of a resumed watch cover everything since the connection was lost.
+        Update::Resumed => store.set_progress(Progress::InSync),
         Update::Applied(object) => store.apply(observe(object)),
         Update::Deleted(object) => store.delete(observe(object)),
-        Update::Lost(why) => store.disconnected(format!("cannot watch {what}: {why}")),
+        Update::Lost(why) => {
+            store.set_progress(Progress::Lost(format!("cannot watch {what}: {why}")));
+        }
     }
 }
 
@@ -179,41 +180,26 @@ impl Cache {
     fn update<T>(&self, change: impl FnOnce(&mut Stores) -> T) -> T {
         let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut stores);
-        let (pods, namespaces) = (stores.pods.take_changes(), stores.namespaces.take_changes());
-        if pods == Changed::default() && namespaces == Changed::default() {
-            return result;
-        }
-        if pods.gaps || namespaces.gaps {
-            stores.gaps = Arc::new(stores.find_gaps());
-        }
-        self.inventory.send_replace(Arc::new(stores.inventory()));
-        let health = stores.health();
-        self.health.send_if_modified(|current| {
-            let differs = *current != health;
-            *current = health;
-            differs
-        });
+        publish(&self.inventory, Arc::new(stores.inventory()));
+        publish(&self.health, stores.health());
         result
     }
 }
 
 impl Stores {
     fn new(namespace_labels: Arc<BTreeSet<String>>) -> Self {
-        let mut stores = Self {
+        Self {
             pods: Store::new(),
             namespaces: Store::new(),
-            gaps: Arc::default(),
             namespace_labels,
-        };
-        stores.gaps = Arc::new(stores.find_gaps());
-        stores
+        }
     }
 
     fn inventory(&self) -> Inventory {
         Inventory {
-            pods: self.pods.objects().clone(),
-            namespaces: self.namespaces.objects().clone(),
-            gaps: Arc::clone(&self.gaps),
+            pods: self.pods.objects(),
+            namespaces: self.namespaces.objects(),
+            gaps: Arc::new(self.find_gaps()),
             namespaces_required: true,
         }
     }
