@@ -6,14 +6,13 @@
 
 mod classify;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::{collections::BTreeMap, net::IpAddr};
 
 use inpod_proto::{Invalid, netconfig::v1 as netconfig, podevents::v1 as wire};
 
 use crate::pod::{DeclaredPort, Protocol};
+
+pub(crate) use classify::ZTUNNEL_TCP_PORTS;
 
 pub(crate) type Port = (Protocol, u16);
 
@@ -69,58 +68,63 @@ pub(crate) struct PodNetwork {
     pub(crate) ztunnel: Ztunnel,
 }
 
-/// The containers and Services that refer to a port: containers declare a port, and Services target a port.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct PortReferences {
-    declared: bool,
-    names: BTreeSet<String>,
-    services: BTreeSet<String>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct PortIndex(BTreeMap<Port, PortReferences>);
+/// The ports that containers declare or Services target.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PortIndex(BTreeMap<Port, wire::PortBinds>);
 
 impl PortIndex {
     pub(crate) fn add_container_port(&mut self, port: &DeclaredPort) {
-        let references = self.0.entry((port.protocol, port.port)).or_default();
+        let references = self.entry((port.protocol, port.port));
         references.declared = true;
-        references.names.extend(port.name.clone());
+        if let Some(name) = &port.name {
+            insert_sorted(&mut references.names, name);
+        }
     }
 
     pub(crate) fn add_service(&mut self, port: Port, service: &str) {
-        let references = self.0.entry(port).or_default();
-        references.services.insert(service.to_owned());
+        insert_sorted(&mut self.entry(port).services, service);
+    }
+
+    fn entry(&mut self, port: Port) -> &mut wire::PortBinds {
+        self.0.entry(port).or_insert_with(|| wire::PortBinds {
+            protocol: port.0.into(),
+            port: port.1.into(),
+            ..wire::PortBinds::default()
+        })
     }
 
     /// Returns the ports of a pod that could not be inspected.
     pub(crate) fn without_sockets(self) -> Vec<wire::PortBinds> {
-        let all = self.0.into_iter();
-        all.map(|(port, references)| classify::unclassified(port, references))
-            .collect()
+        self.0.into_values().collect()
     }
 
     /// Returns the ports that are referred to or bound.
     pub(crate) fn with_sockets(
         mut self,
-        sockets: Vec<Socket>,
+        mut sockets: Vec<Socket>,
         network: &PodNetwork,
     ) -> Vec<wire::PortBinds> {
+        if network.ztunnel == Ztunnel::Has {
+            sockets.retain(|socket| !classify::is_ztunnel_port(socket.port));
+        }
         let mut by_port: BTreeMap<Port, Vec<Socket>> = BTreeMap::new();
         for socket in sockets {
+            self.entry(socket.port);
             by_port.entry(socket.port).or_default().push(socket);
-        }
-        if network.ztunnel == Ztunnel::Has {
-            by_port.retain(|port, _| !classify::is_ztunnel_port(*port));
-        }
-        for port in by_port.keys() {
-            self.0.entry(*port).or_default();
         }
         let all = self.0.into_iter();
         all.map(|(port, references)| {
             let sockets = by_port.remove(&port).unwrap_or_default();
-            classify::classify_port(port, references, &sockets, network)
+            classify::classify_port(port, references, sockets, network)
         })
         .collect()
+    }
+}
+
+/// Inserts a name into a sorted list, unless the list has the name.
+fn insert_sorted(names: &mut Vec<String>, name: &str) {
+    if let Err(at) = names.binary_search_by(|known| known.as_str().cmp(name)) {
+        names.insert(at, name.to_owned());
     }
 }
 

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use crate::{
     decide::{Policy, Selectors},
     labels::Selector,
-    redirection::{Capture, Group, Ipv6, Loopback, OwnerGroups, Permission, Permissions, Sidecars},
+    redirection::{Capture, Group, Ipv6, Loopback, OwnerGroups, Permission, Permissions},
 };
 
 pub const KEYS: &[Key] = &[
@@ -186,7 +186,7 @@ impl Config {
     }
 
     pub fn pods_may(&self) -> Permissions {
-        self.pods_may.iter().copied().collect()
+        Permissions::from(&*self.pods_may)
     }
 
     /// Returns the node-wide part of every redirection.
@@ -194,11 +194,9 @@ impl Config {
         Capture {
             dns: self.dns_capture,
             ipv6: self.ipv6_capture,
-            sidecars: Sidecars {
-                owner_groups: self.sidecar_owner_groups.clone(),
-                excluded_owner_groups: self.sidecar_excluded_owner_groups.clone(),
-                loopback: self.sidecar_loopback_network,
-            },
+            owner_groups: self.sidecar_owner_groups.clone(),
+            excluded_owner_groups: self.sidecar_excluded_owner_groups.clone(),
+            loopback: self.sidecar_loopback_network,
         }
     }
 

@@ -32,7 +32,7 @@ use crate::{
 pub(crate) struct PodInfo {
     /// The pod's reference from the source, or else from the checkpoint.
     pub(crate) pod: PodRef,
-    key: PodKey,
+    pub(crate) key: PodKey,
     decision: Decision,
     view: View,
     inventory: Arc<Inventory>,
@@ -43,19 +43,21 @@ pub(crate) struct PodInfo {
 pub(crate) fn pod_info(shared: &Shared, registry: &Registry, key: &PodKey) -> Option<PodInfo> {
     let view = registry.view(key).unwrap_or_default();
     let inventory = shared.source.inventory();
-    let shown = inventory.pod(key);
-    let pod = shown
-        .map(|pod| pod.pod.clone())
-        .or_else(|| Some(view.records.last()?.pod.clone()))?;
-    let is_unconfirmed = view
-        .records
-        .last()
-        .is_some_and(|record| record.admitted_unenrolled);
+    let (shown, current) = (inventory.pod(key), view.records.last());
+    let recorded = current.map(|record| &record.pod);
+    let pod = shown.map(|pod| &pod.pod).or(recorded)?.clone();
+    let is_unconfirmed = current.is_some_and(|record| record.admitted_unenrolled);
     let is_incomplete = inventory.namespaces_required && !inventory.is_complete();
     let decision = match shown {
         Some(pod) => shared.decide(pod),
-        None if is_unconfirmed || is_incomplete => undecided(),
-        None => pod_gone(),
+        None if is_unconfirmed || is_incomplete => Decision {
+            enrollment: Enrollment::Unknown,
+            reason: Reason::SourceUnavailable,
+        },
+        None => Decision {
+            enrollment: Enrollment::None,
+            reason: Reason::PodUnknown,
+        },
     };
     Some(PodInfo {
         pod,
@@ -65,22 +67,6 @@ pub(crate) fn pod_info(shared: &Shared, registry: &Registry, key: &PodKey) -> Op
         inventory,
         wait: registry.add_wait(key),
     })
-}
-
-/// The decision for a pod that the source does not show.
-fn pod_gone() -> Decision {
-    Decision {
-        enrollment: Enrollment::None,
-        reason: Reason::PodUnknown,
-    }
-}
-
-/// The decision for a pod while the source is incomplete.
-fn undecided() -> Decision {
-    Decision {
-        enrollment: Enrollment::Unknown,
-        reason: Reason::SourceUnavailable,
-    }
 }
 
 impl PodInfo {
@@ -115,7 +101,7 @@ impl PodInfo {
     }
 }
 
-fn failure_to_wire(failure: &Failure) -> types::Failure {
+pub(crate) fn failure_to_wire(failure: &Failure) -> types::Failure {
     types::Failure {
         message: failure.message.clone(),
         ..failure.into()
@@ -147,6 +133,8 @@ pub(crate) fn response(
     let unavailable = reports.unavailable();
     let ztunnels = reports.ztunnels(current);
     let rules = reports.rules();
+    let netns_path = current.map(|record| record.netns.path.display().to_string());
+    let addresses = current.map(|record| addresses_to(&record.addresses));
     wire::ExplainPodResponse {
         pod: Some((&known.pod).into()),
         desired: types::Enrollment::from(decision.enrollment).into(),
@@ -158,8 +146,8 @@ pub(crate) fn response(
         waiting: known.wait.map(|wait| remedy::wait_to_wire(wait, synced)),
         sandbox: current.map(|record| (&record.sandbox).into()),
         netns: current.and_then(|record| record.netns_id).map(Into::into),
-        netns_path: current.map(path).unwrap_or_default(),
-        addresses: current.map(addresses).unwrap_or_default(),
+        netns_path: netns_path.unwrap_or_default(),
+        addresses: addresses.unwrap_or_default(),
         bypasses: bypass::sentences(known, rules.as_ref()),
         rules,
         ztunnels,
@@ -168,7 +156,7 @@ pub(crate) fn response(
         shown_annotation: shown_annotation(known),
         next_attempt_at: view.next_attempt.map(Into::into),
         next_step: next_step::describe(view).to_owned(),
-        drift: known.view.drift.iter().map(drift).collect(),
+        drift: view.drift.iter().map(drift_to_wire).collect(),
         unavailable,
     }
 }
@@ -176,32 +164,20 @@ pub(crate) fn response(
 /// Returns the inputs of the decision, and whether the sandbox stays redirected to a sidecar regardless of the
 /// decision.
 fn inputs(known: &PodInfo, policy: &Policy<'_>) -> Vec<wire::Input> {
-    let sidecar_redirection = |record: &&Record| {
-        let is_enrolled = matches!(record.intent, Intent::Enrolled { .. });
-        is_enrolled && record.redirection.is_sidecar()
-    };
-    let sidecar_redirection = known
-        .current()
-        .filter(sidecar_redirection)
-        .map(|_| wire::Input {
-            name: "sandbox is redirected".to_owned(),
-            value: "to the pod's sidecar, until the sandbox ends".to_owned(),
-        });
     let shown = known.shown();
     let inputs = shown.map(|pod| inputs_of(&known.inventory, pod, policy));
-    let inputs = inputs.into_iter().flatten();
+    let mut inputs = inputs.unwrap_or_default();
+    let is_redirected = |record: &Record| {
+        matches!(record.intent, Intent::Enrolled { .. }) && record.redirection.is_sidecar()
+    };
+    if known.current().is_some_and(is_redirected) {
+        let until = "to the pod's sidecar, until the sandbox ends";
+        inputs.push(("sandbox is redirected".to_owned(), until.to_owned()));
+    }
+    let inputs = inputs.into_iter();
     inputs
         .map(|(name, value)| wire::Input { name, value })
-        .chain(sidecar_redirection)
         .collect()
-}
-
-fn path(record: &Record) -> String {
-    record.netns.path.display().to_string()
-}
-
-fn addresses(record: &Record) -> Vec<String> {
-    addresses_to(&record.addresses)
 }
 
 fn shown_annotation(known: &PodInfo) -> String {
@@ -221,7 +197,7 @@ fn expected_annotation(known: &PodInfo) -> String {
     }
 }
 
-fn drift((kind, count): (&DriftKind, &u64)) -> wire::Drift {
+fn drift_to_wire((kind, count): (&DriftKind, &u64)) -> wire::Drift {
     wire::Drift {
         kind: kind.name().to_owned(),
         count: *count,
@@ -248,27 +224,4 @@ pub(crate) fn list_conditions(conditions: &Readiness) -> Vec<wire::Condition> {
 }
 
 #[cfg(test)]
-fn running_pod(enrollment: Enrollment, records: Vec<Record>) -> PodInfo {
-    let mut shown = crate::testing::pod("shop", "web");
-    shown.addresses = crate::testing::record("c1").addresses;
-    let (pod, key) = (
-        shown.pod.clone(),
-        (shown.pod.namespace.clone(), shown.pod.name.clone()),
-    );
-    let mut inventory = Inventory::default();
-    inventory.pods.insert(key.clone(), shown);
-    PodInfo {
-        pod,
-        key,
-        decision: Decision {
-            enrollment,
-            reason: Reason::LabelOnPod,
-        },
-        view: View {
-            records: records.into_iter().map(Arc::new).collect(),
-            ..View::default()
-        },
-        inventory: Arc::new(inventory),
-        wait: None,
-    }
-}
+mod tests;

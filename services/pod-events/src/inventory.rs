@@ -4,7 +4,7 @@ mod shared_map;
 
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
-use inpod_types::{NamespaceName, PodUid};
+use inpod_types::NamespaceName;
 
 use crate::pod::{Namespace, Pod, PodKey};
 
@@ -39,11 +39,6 @@ impl Inventory {
 
     pub fn pod(&self, key: &PodKey) -> Option<&Pod> {
         self.pods.get(key)
-    }
-
-    /// Returns the pod with the UID. For a static pod, the hash counts, too.
-    pub fn pod_of_uid(&self, uid: &PodUid) -> Option<&Pod> {
-        self.pods.values().find(|pod| pod.has_uid(uid))
     }
 
     /// Returns a namespace; an unknown namespace has no labels.

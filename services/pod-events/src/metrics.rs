@@ -2,11 +2,11 @@
 
 mod view_age;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use inpod_proto::podevents::v1::PodState;
 use inpod_service::metrics::{ObservableGauge, duration_histogram};
-use inpod_types::{Enrollment, Failure};
+use inpod_types::Failure;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, histogram::Histogram},
     registry::{Registry, Unit},
@@ -21,8 +21,6 @@ use crate::{
     status::metrics as status,
     task::{self, Added, ReplayOutcome, Shared, View},
 };
-
-use view_age::ViewAge;
 
 const ADDS: Metric = Metric {
     name: "add_duration",
@@ -101,7 +99,8 @@ pub const OWN: &[(Metric, &str)] = &[
     (VIEW_AGE, ""),
 ];
 
-type ByOutcome = [(&'static str, &'static str); 1];
+type ByOutcome = [(&'static str, String); 1];
+type ByPhase = [(&'static str, &'static str); 1];
 type ByEventAndResult = [(&'static str, &'static str); 2];
 
 const STATES: [(PodState, &str); 5] = [
@@ -115,7 +114,7 @@ const STATES: [(PodState, &str); 5] = [
 #[derive(Clone, Debug)]
 pub struct Metrics {
     adds: Family<ByOutcome, Histogram, fn() -> Histogram>,
-    phases: Family<ByOutcome, Histogram, fn() -> Histogram>,
+    phases: Family<ByPhase, Histogram, fn() -> Histogram>,
     spooled: Family<ByEventAndResult, Counter>,
 }
 
@@ -143,7 +142,7 @@ impl Metrics {
             metrics: self.clone(),
             began: Instant::now(),
             phases,
-            outcome: "unanswered",
+            outcome: "unanswered".to_owned(),
         }
     }
 
@@ -156,15 +155,6 @@ impl Metrics {
         };
         let labels = [("event", event), ("result", result)];
         self.spooled.get_or_create(&labels).inc();
-    }
-
-    fn added(&self, outcome: &'static str, took: Duration, phases: &Phases) {
-        let adds = self.adds.get_or_create(&[("outcome", outcome)]);
-        adds.observe(took.as_secs_f64());
-        for (phase, spent) in phases.spent() {
-            let durations = self.phases.get_or_create(&[("phase", phase.name())]);
-            durations.observe(spent.as_secs_f64());
-        }
     }
 }
 
@@ -191,13 +181,10 @@ fn watch_pods(registry: &mut Registry, pods: &Pods) {
 }
 
 fn failing(pods: &Pods) -> Vec<(&'static str, u64)> {
-    let reasons = pods.count(|pod: &View| pod.last_failure().map(reason_name));
+    let reason = |failure: &Failure| failure.reason.name();
+    let reasons = pods.count(|pod: &View| pod.last_failure().map(reason));
     let failing = reasons.into_iter();
     failing.filter_map(|(name, n)| Some((name?, n))).collect()
-}
-
-fn reason_name(failure: &Failure) -> &'static str {
-    failure.reason.name()
 }
 
 /// Registers gauges of the ADD queue and the view's age.
@@ -211,8 +198,7 @@ fn watch_queue(registry: &mut Registry, shared: &Shared) {
     let working = move || whole(admission.working());
     let metric = ADDS_IN_PROGRESS;
     registry.register_collector(ObservableGauge::new(metric.name, metric.help, working));
-    let view_age = ViewAge::track(shared.source.health());
-    let age = move || view_age.seconds();
+    let age = view_age::track(shared.source.health());
     registry.register_collector(ObservableGauge::new(VIEW_AGE.name, VIEW_AGE.help, age));
 }
 
@@ -227,16 +213,9 @@ fn redirected(pods: &Pods) -> Vec<(&'static str, u64)> {
 }
 
 fn states(pods: &Pods) -> Vec<(&'static str, u64)> {
-    let counts = pods.count(|view: &View| {
-        let record = view.records.last()?;
-        Some(i32::from(task::state(Some(record))))
-    });
-    let count = |state: PodState| {
-        counts
-            .get(&Some(i32::from(state)))
-            .copied()
-            .unwrap_or_default()
-    };
+    let state = |record: &Arc<Record>| task::state(Some(record));
+    let counts = pods.count(|view: &View| view.records.last().map(state));
+    let count = |state| counts.get(&Some(state)).copied().unwrap_or_default();
     STATES.map(|(state, name)| (name, count(state))).to_vec()
 }
 
@@ -246,26 +225,28 @@ pub(crate) struct AddTimer {
     metrics: Metrics,
     began: Instant,
     phases: Phases,
-    outcome: &'static str,
+    outcome: String,
 }
 
 impl AddTimer {
     pub(crate) fn finish(mut self, added: &Result<Added, Failure>) {
         self.outcome = match added {
-            Ok(added) => match added.enrollment {
-                Enrollment::None => "none",
-                Enrollment::Ambient => "ambient",
-                Enrollment::Sidecar => "sidecar",
-                Enrollment::Unknown => "unknown",
-            },
-            Err(failure) => failure.reason.name(),
+            Ok(added) => added.enrollment.to_string(),
+            Err(failure) => failure.reason.name().to_owned(),
         };
     }
 }
 
 impl Drop for AddTimer {
     fn drop(&mut self) {
-        self.metrics
-            .added(self.outcome, self.began.elapsed(), &self.phases);
+        let metrics = &self.metrics;
+        let adds = metrics
+            .adds
+            .get_or_create(&[("outcome", self.outcome.clone())]);
+        adds.observe(self.began.elapsed().as_secs_f64());
+        for (phase, spent) in self.phases.spent() {
+            let durations = metrics.phases.get_or_create(&[("phase", phase.name())]);
+            durations.observe(spent.as_secs_f64());
+        }
     }
 }

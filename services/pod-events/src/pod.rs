@@ -158,10 +158,6 @@ impl TryFrom<k8s::Pod> for Pod {
     fn try_from(pod: k8s::Pod) -> Result<Self, InvalidManifest> {
         let (meta, spec) = (pod.metadata, pod.spec.unwrap_or_default());
         let status = pod.status.unwrap_or_default();
-        let addresses = addresses(&status);
-        let ports = ports::declared(&spec);
-        let is_ready = is_ready(&status);
-        let phase = status.phase;
         let annotation = |name| annotation(meta.annotations.as_ref(), name);
         // Users can write both annotations: an invalid hash must not hide the pod.
         let hash = annotation(keys::STATIC_MIRROR).and_then(|_| annotation(keys::STATIC_HASH));
@@ -193,13 +189,13 @@ impl TryFrom<k8s::Pod> for Pod {
             labels: meta.labels.clone().unwrap_or_default(),
             host_network: spec.host_network == Some(true),
             injection: injection.map(Arc::new),
-            terminal: matches!(phase.as_deref(), Some("Succeeded" | "Failed")),
+            terminal: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             runtime_uid,
             requested: Requested::from_annotations(meta.annotations.as_ref()),
-            ports,
-            addresses,
+            ports: ports::declared(&spec),
+            addresses: addresses(&status),
             redirection: annotation(keys::REDIRECTION).map(str::to_owned),
-            is_ready,
+            is_ready: is_ready(&status),
             is_terminating: meta.deletion_timestamp.is_some(),
         })
     }

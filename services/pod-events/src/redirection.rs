@@ -21,14 +21,18 @@ use serde::{Deserialize, Serialize};
 
 pub use exclusions::{Exclusions, Malformed};
 pub use permissions::{Permission, Permissions};
-pub use sidecar::{Group, Loopback, OwnerGroups, Proxy, Selection, Sidecar, Sidecars};
+pub use sidecar::{Group, Loopback, OwnerGroups, Proxy, Selection, Sidecar};
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The node's part of every redirection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capture {
     pub dns: bool,
     /// The setting applies to ztunnel and sidecars.
     pub ipv6: Ipv6,
-    pub sidecars: Sidecars,
+    pub owner_groups: OwnerGroups,
+    pub excluded_owner_groups: Vec<Group>,
+    /// The pod's own loopback network, which is never captured.
+    pub loopback: Loopback,
 }
 
 /// A pod's redirection in the form of the checkpoint.
@@ -56,13 +60,6 @@ impl Redirection {
         }
     }
 
-    pub fn settings(&self) -> Option<&RequestedSettings> {
-        match self {
-            Self::Ambient(settings) => Some(settings),
-            Self::Sidecar(_) => None,
-        }
-    }
-
     pub fn to_wire(&self, node: &Capture) -> wire::Redirection {
         let mode = match self {
             Self::Ambient(settings) => wire::redirection::Mode::Ambient(ambient(node, settings)),
@@ -72,9 +69,10 @@ impl Redirection {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ipv6 {
     /// IPv6 is captured where the pod's netns has IPv6.
+    #[default]
     Auto,
     /// IPv6 is captured, and pods without IPv6 are refused.
     On,

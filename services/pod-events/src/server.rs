@@ -43,6 +43,10 @@ fn to_status(failure: impl Into<Failure>) -> Status {
     into_status(&failure.into())
 }
 
+fn respond<T>(result: Result<T, impl Into<Failure>>) -> Result<Response<T>, Status> {
+    result.map(Response::new).map_err(to_status)
+}
+
 fn parse_field<T: FromStr<Err = InvalidIdentifier>>(
     field: &'static str,
     text: &str,
@@ -65,10 +69,6 @@ impl Server {
     fn clients(&self) -> &Clients {
         &self.shared.pipeline.clients
     }
-
-    fn keys(&self, selection: &Selection) -> BTreeSet<PodKey> {
-        keys(&self.shared, &self.registry, selection)
-    }
 }
 
 /// Returns the selected keys among all shown or recorded pods.
@@ -86,8 +86,7 @@ impl PodEventsService for Server {
         &self,
         request: Request<wire::AddPodRequest>,
     ) -> Result<Response<wire::AddPodResponse>, Status> {
-        let added = self.add(request).await.map_err(to_status)?;
-        Ok(Response::new(added))
+        respond(self.add(request).await)
     }
 
     async fn check_pod(
@@ -117,8 +116,8 @@ impl PodEventsService for Server {
         &self,
         request: Request<wire::CollectGarbageRequest>,
     ) -> Result<Response<wire::CollectGarbageResponse>, Status> {
-        let dropped = self.collect(request.get_ref()).await.map_err(to_status)?;
-        Ok(Response::new(wire::CollectGarbageResponse { dropped }))
+        let dropped = self.collect(request.get_ref()).await;
+        respond(dropped.map(|dropped| wire::CollectGarbageResponse { dropped }))
     }
 
     async fn get_status(
@@ -146,7 +145,8 @@ impl PodEventsService for Server {
         request: Request<wire::ListPodsRequest>,
     ) -> Result<Response<wire::ListPodsResponse>, Status> {
         let filter = Filter::parse(request.into_inner()).map_err(to_status)?;
-        let pods = self.summaries(&filter.selection);
+        let pods = self.pods(&filter.selection);
+        let pods = pods.map(|known| explain::summary(&known));
         Ok(Response::new(wire::ListPodsResponse {
             pods: pods.filter(|pod| filter.matches(pod)).collect(),
         }))
@@ -169,8 +169,8 @@ impl PodEventsService for Server {
         &self,
         request: Request<wire::ListBindsRequest>,
     ) -> Result<Response<wire::ListBindsResponse>, Status> {
-        let pods = self.binds(request).await.map_err(to_status)?;
-        Ok(Response::new(wire::ListBindsResponse { pods }))
+        let pods = self.binds(request).await;
+        respond(pods.map(|pods| wire::ListBindsResponse { pods }))
     }
 
     async fn resync(
@@ -178,7 +178,7 @@ impl PodEventsService for Server {
         request: Request<wire::ResyncRequest>,
     ) -> Result<Response<wire::ResyncResponse>, Status> {
         let selection = Selection::parse(request.into_inner().pod).map_err(to_status)?;
-        let pods = self.resync_selected(&selection).await.map_err(to_status)?;
-        Ok(Response::new(wire::ResyncResponse { pods }))
+        let pods = self.resync_selected(&selection).await;
+        respond(pods.map(|pods| wire::ResyncResponse { pods }))
     }
 }

@@ -34,7 +34,7 @@ use crate::{
     owners::Owners,
     pipeline::{Pipeline, Revisions, Synced},
     pod::{Namespace, Pod},
-    redirection::{Capture, Ipv6, Proxy, Redirection, Requested, Sidecar, Sidecars},
+    redirection::{Capture, Proxy, Redirection, Requested, Sidecar},
     source::Source,
     status::StatusReporter,
     task::{AddCall, Shared},
@@ -92,11 +92,7 @@ pub(crate) fn injection() -> Injection {
 }
 
 pub(crate) fn capture() -> Capture {
-    Capture {
-        dns: false,
-        ipv6: Ipv6::Auto,
-        sidecars: Sidecars::default(),
-    }
+    Capture::default()
 }
 
 pub(crate) fn namespace(name: &str) -> Namespace {

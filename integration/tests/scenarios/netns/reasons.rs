@@ -16,12 +16,12 @@ use tonic::{Request, Status, transport::Channel};
 /// Where pod-events may report a defect, and why.
 const DEFECTS: [(&str, &str, usize); 4] = [
     (
-        "clients.rs",
+        "clients/netconfig.rs",
         "another service's answer breaks the contract",
         1,
     ),
-    ("clients/listeners.rs", "a search has panicked", 1),
     ("registry.rs", "a pod's task has panicked", 1),
+    ("server/binds.rs", "a search has panicked", 1),
     (
         "task/adoption.rs",
         "a UID that was parsed from Kubernetes is no container id",

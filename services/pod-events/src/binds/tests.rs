@@ -171,6 +171,8 @@ fn references_to_a_port_are_listed_and_a_port_without_any_has_no_warnings() {
             name: Some(name.to_owned()),
         });
     }
+    // A Service with endpoints of both families is listed once.
+    index.add_service((Protocol::Tcp, 81), "shop");
     index.add_service((Protocol::Tcp, 81), "shop");
     index.add_service((Protocol::Udp, 53), "names");
     let sockets = vec![

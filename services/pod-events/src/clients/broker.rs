@@ -3,9 +3,9 @@ use std::collections::BTreeSet;
 use inpod_proto::{podevents::v1 as wire, types::v1 as types, ztunnelbroker::v1 as broker};
 use inpod_types::{Failure, PodUid, Revision, SandboxRef, Workload};
 use tokio::time::Instant;
-use tonic::{Response, Streaming};
+use tonic::Streaming;
 
-use super::{Broker, Clients, to_failure};
+use super::{Broker, Clients, to_result};
 use crate::checkpoint::Record;
 
 impl Clients {
@@ -85,14 +85,9 @@ impl Clients {
     pub async fn watch_sessions(
         &self,
     ) -> Result<Streaming<broker::WatchSessionsResponse>, Failure> {
-        let answer = self
-            .broker
-            .clone()
-            .watch_sessions(broker::WatchSessionsRequest {})
-            .await;
-        answer
-            .map(Response::into_inner)
-            .map_err(|status| to_failure("ztunnel-broker", &status))
+        let mut client = self.broker.clone();
+        let answer = client.watch_sessions(broker::WatchSessionsRequest {}).await;
+        to_result("ztunnel-broker", answer)
     }
 }
 
@@ -106,22 +101,17 @@ pub(crate) fn ztunnels(
     let own = states.filter(|state| state.sandbox.as_ref() == Some(&sandbox));
     own.map(|state| wire::ZtunnelReport {
         session_id: state.session_id,
-        state: phase_name(state.phase()).to_owned(),
+        state: describe_phase(state.phase()),
         acknowledged_at: state.acknowledged_at,
         error: state.error.clone(),
     })
     .collect()
 }
 
-fn phase_name(phase: broker::WorkloadPhase) -> &'static str {
-    match phase {
-        broker::WorkloadPhase::Unspecified => "unknown",
-        broker::WorkloadPhase::Queued => "queued",
-        broker::WorkloadPhase::Sent => "sent",
-        broker::WorkloadPhase::Added => "added",
-        broker::WorkloadPhase::Kept => "kept",
-        broker::WorkloadPhase::Refused => "refused",
-        broker::WorkloadPhase::Removed => "removed",
-        broker::WorkloadPhase::Quarantined => "quarantined",
+fn describe_phase(phase: broker::WorkloadPhase) -> String {
+    if phase == broker::WorkloadPhase::Unspecified {
+        return "unknown".to_owned();
     }
+    let name = phase.as_str_name();
+    name.trim_start_matches("WORKLOAD_PHASE_").to_lowercase()
 }

@@ -91,17 +91,14 @@ fn permissions(
 ) -> Vec<(String, String)> {
     let permitted = namespace.allows.or(policy.pods_may);
     let input = |request: PrivilegedRequest| {
-        let PrivilegedRequest {
-            annotation, text, ..
-        } = request;
         let value = if permitted.include(request.needs) {
-            text
+            request.text
         } else if is_known {
-            format!("{text} (not permitted)")
+            format!("{} (not permitted)", request.text)
         } else {
-            format!("{text} (not known whether permitted)")
+            format!("{} (not known whether permitted)", request.text)
         };
-        (format!("pod annotation {annotation}"), value)
+        (format!("pod annotation {}", request.annotation), value)
     };
     let mut inputs: Vec<_> = pod.requested.privileged().map(input).collect();
     if !inputs.is_empty() {

@@ -6,8 +6,10 @@ use inpod_types::{Enrollment, keys};
 use super::PodInfo;
 use crate::{
     checkpoint::{Intent, Record},
-    redirection::{Redirection, Sidecar},
+    redirection::Redirection,
 };
+
+const NOT_YET: &str = "It should be in the mesh but is not yet: its traffic may not be captured.";
 
 /// Returns a sentence for each bypass. A pod that is not selected for the mesh has no sentences.
 pub(super) fn sentences(known: &PodInfo, rules: Option<&RulesReport>) -> Vec<String> {
@@ -38,27 +40,24 @@ pub(super) fn sentences(known: &PodInfo, rules: Option<&RulesReport>) -> Vec<Str
 
 /// Returns the requested and permitted exclusions of the pod.
 fn exclusions(record: &Record) -> Vec<String> {
-    if !record.intent.has_effects() {
-        return Vec::new();
+    let excluded = |(name, list): (&str, String)| format!("Excluded by {name}: {list}.");
+    let limited = |(name, list): (&str, String)| format!("Capture limited by {name} to: {list}.");
+    match &record.redirection {
+        _ if !record.intent.has_effects() => Vec::new(),
+        Redirection::Ambient(settings) => {
+            let inbound = keys::BYPASS_INBOUND_CAPTURE;
+            let inbound = format!("Its annotation {inbound} exempts inbound connections.");
+            let inbound = settings.bypass_inbound_capture.then_some(inbound);
+            let kept = "Connections that it had before its enrollment bypass ztunnel.";
+            let kept = settings.keep_existing_connections.then(|| kept.to_owned());
+            let excluded = settings.exclusions.texts().map(excluded);
+            inbound.into_iter().chain(excluded).chain(kept).collect()
+        }
+        Redirection::Sidecar(sidecar) => {
+            let limited = sidecar.limits().map(limited);
+            sidecar.exclusions().map(excluded).chain(limited).collect()
+        }
     }
-    let settings = match &record.redirection {
-        Redirection::Ambient(settings) => settings,
-        Redirection::Sidecar(sidecar) => return sidecar_exclusions(sidecar),
-    };
-    let excluded = settings.exclusions.texts();
-    let excluded = excluded.map(|(name, list)| format!("Excluded by {name}: {list}."));
-    let kept = "Connections that it had before its enrollment bypass ztunnel.";
-    let kept = settings.keep_existing_connections.then(|| kept.to_owned());
-    let inbound = settings.bypass_inbound_capture.then(inbound);
-    inbound.into_iter().chain(excluded).chain(kept).collect()
-}
-
-fn sidecar_exclusions(sidecar: &Sidecar) -> Vec<String> {
-    let excluded = sidecar.exclusions();
-    let excluded = excluded.map(|(name, list)| format!("Excluded by {name}: {list}."));
-    let limited = sidecar.limits();
-    let limited = limited.map(|(name, list)| format!("Capture limited by {name} to: {list}."));
-    excluded.chain(limited).collect()
 }
 
 pub(super) fn is_wanted(known: &PodInfo) -> bool {
@@ -76,20 +75,13 @@ fn without_sandbox(known: &PodInfo) -> Option<String> {
 }
 
 fn intent_sentence(known: &PodInfo, record: &Record) -> Option<String> {
-    let wanted = is_wanted(known);
-    // Rules that another agent applied for a sidecar are unknown.
-    let is_foreign_sidecar =
-        matches!(record.intent, Intent::Adopted) && record.redirection.is_sidecar();
     let sentence = match record.intent {
         Intent::Enrolled { .. } if record.is_detached() => {
             "It stays redirected to its sidecar, but inpod no longer maintains the rules."
         }
-        Intent::Adopted if is_foreign_sidecar && wanted => {
-            "It should be in the mesh but is not yet: its traffic may not be captured."
-        }
-        Intent::Out | Intent::Enrolling if wanted => {
-            "It should be in the mesh but is not yet: its traffic may not be captured."
-        }
+        Intent::Out | Intent::Enrolling if is_wanted(known) => NOT_YET,
+        // Rules that another agent applied for a sidecar are unknown.
+        Intent::Adopted if is_wanted(known) && record.redirection.is_sidecar() => NOT_YET,
         Intent::Legacy | Intent::ServedLegacy => {
             "Another agent's rules in iptables' legacy tables decide what is captured; inpod cannot see or replace them."
         }
@@ -107,11 +99,6 @@ fn intent_sentence(known: &PodInfo, record: &Record) -> Option<String> {
         | Intent::Deleting { .. } => return None,
     };
     Some(sentence.to_owned())
-}
-
-fn inbound() -> String {
-    let key = keys::BYPASS_INBOUND_CAPTURE;
-    format!("Its annotation {key} exempts inbound connections.")
 }
 
 fn direct_flows(flows: u32) -> String {
@@ -132,7 +119,7 @@ mod tests {
     use super::*;
     use crate::{
         boottime::BootInstant,
-        explain::running_pod,
+        explain::tests::running_pod,
         redirection::RequestedSettings,
         testing::{record, sidecar_of},
     };

@@ -24,18 +24,10 @@ fn step(current: &Record, action: Option<Action>) -> &'static str {
             "search the node's processes for its netns"
         }
         Some(Action::Idle) => "forget an earlier sandbox of the pod",
-        Some(Action::WaitUntil(_)) => match current.intent {
-            Intent::Leaving { .. } => "let its new connections go direct",
-            Intent::Out
-            | Intent::Enrolling
-            | Intent::Adopted
-            | Intent::Legacy
-            | Intent::ServedLegacy
-            | Intent::Enrolled { .. }
-            | Intent::Announcing
-            | Intent::Draining { .. }
-            | Intent::Deleting { .. } => "check whether the pod is deleted for good",
-        },
+        Some(Action::WaitUntil(_)) if matches!(current.intent, Intent::Leaving { .. }) => {
+            "let its new connections go direct"
+        }
+        Some(Action::WaitUntil(_)) => "check whether the pod is deleted for good",
         Some(Action::Enroll) => "enroll it",
         Some(Action::Serve) => "give ztunnel its netns",
         Some(Action::Detach) => "release its netns; its sidecar's redirection stays",

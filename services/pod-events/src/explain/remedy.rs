@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use crate::{
         checkpoint::{Intent, Record},
-        explain::running_pod,
+        explain::tests::running_pod,
         task::Refusal,
         testing::record,
     };

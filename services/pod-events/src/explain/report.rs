@@ -19,22 +19,16 @@ pub(crate) struct ServiceReports {
 
 impl ServiceReports {
     pub(super) fn unavailable(&self) -> Vec<String> {
-        fn failure<T>(answer: &Option<Result<T, Failure>>) -> Option<&Failure> {
-            answer.as_ref()?.as_ref().err()
+        fn describe<T>(question: &str, answer: &Option<Result<T, Failure>>) -> Option<String> {
+            let failure = answer.as_ref()?.as_ref().err()?;
+            Some(format!("{question}: {failure}"))
         }
-        let sentence = |who, what, why: Option<&Failure>| Some(format!("{who}: {what}: {}", why?));
-        [
-            sentence("netconfig", "the rules", failure(&self.plan)),
-            sentence(
-                "netconfig",
-                "the contents of the netns",
-                failure(&self.netns),
-            ),
-            sentence("ztunnel-broker", "the ztunnels", failure(&self.workloads)),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+        let questions = [
+            describe("netconfig: the rules", &self.plan),
+            describe("netconfig: the contents of the netns", &self.netns),
+            describe("ztunnel-broker: the ztunnels", &self.workloads),
+        ];
+        questions.into_iter().flatten().collect()
     }
 
     pub(super) fn ztunnels(&self, record: Option<&Record>) -> Vec<wire::ZtunnelReport> {

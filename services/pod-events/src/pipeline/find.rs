@@ -24,12 +24,7 @@ impl Pipeline {
             let message = format!("no address of pod {} is known", record.pod);
             return Err(Failure::new(Reason::NetnsNotFound, message));
         }
-        // Kubelet and runtime name a static pod's cgroup after its hash.
-        let uid = record.runtime_uid.as_ref().unwrap_or(&record.pod.uid);
-        let found = self
-            .clients
-            .find_netns(uid, &record.addresses, deadline)
-            .await?;
+        let found = self.clients.find_netns(record, deadline).await?;
         let is_legacy = is_foreign && found.only_legacy_nat && !record.redirection.is_sidecar();
         Ok(Record {
             intent: if is_legacy {

@@ -4,7 +4,7 @@ use inpod_proto::netconfig::v1::inspect_netns_request::Target;
 use inpod_types::{Failure, Reason};
 
 use super::Pipeline;
-use crate::clients::deadline_in;
+use crate::clients::{InspectionScope, deadline_in};
 use crate::{
     checkpoint::{Intent, Record},
     timeline::Timeline,
@@ -34,7 +34,8 @@ impl Pipeline {
         if record.netns.path.as_os_str().is_empty() {
             return Ok(NetnsState::Gone);
         }
-        let inspect = |target| self.clients.inspect_processes(target, deadline_in(2));
+        let processes = InspectionScope::Processes;
+        let inspect = |target| self.clients.inspect(target, processes, deadline_in(2));
         let seen = match inspect(Target::Sandbox((&record.sandbox).into())).await {
             Err(failure) if failure.reason == Reason::ClaimUnknown => {
                 inspect(Target::Netns((&record.expected_netns()).into())).await

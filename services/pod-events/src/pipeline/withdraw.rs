@@ -1,11 +1,11 @@
 //! Withdraws a running pod: first the withdrawal is announced to peers, then new connections bypass the mesh, then the
 //! rest is removed.
 
-use inpod_proto::netconfig::v1::RemovePhase;
+use inpod_proto::netconfig::v1::{RemovePhase, inspect_netns_request::Target};
 use inpod_types::Failure;
 
 use super::Pipeline;
-use crate::clients::deadline_in;
+use crate::clients::{InspectionScope, deadline_in};
 use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
@@ -52,10 +52,12 @@ impl Pipeline {
         log: &mut Timeline,
         overdue: bool,
     ) -> Result<bool, Failure> {
-        let flows = self
+        let target = Target::Sandbox((&record.sandbox).into());
+        let inspected = self
             .clients
-            .captured_flows(&record.sandbox, deadline_in(5))
+            .inspect(target, InspectionScope::CapturedFlows, deadline_in(5))
             .await?;
+        let flows = inspected.captured_flows;
         if flows > 0 && !overdue {
             return Ok(false);
         }

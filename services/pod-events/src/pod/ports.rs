@@ -2,14 +2,10 @@
 
 use k8s_openapi::api::core::v1 as k8s;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Protocol {
-    Tcp,
-    Udp,
-}
+pub use inpod_proto::podevents::v1::PortProtocol as Protocol;
 
 /// Informational only: the container may listen on others.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeclaredPort {
     pub protocol: Protocol,
     /// The number, at least 1.

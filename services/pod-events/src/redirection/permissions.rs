@@ -37,7 +37,8 @@ impl Permissions {
     /// Unknown names permit nothing.
     pub fn parse(text: &str) -> Self {
         let names = text.split(',').map(str::trim);
-        names.filter_map(|name| name.parse().ok()).collect()
+        let known: Vec<_> = names.filter_map(|name| name.parse().ok()).collect();
+        Self::from(&*known)
     }
 
     pub fn include(self, permission: Permission) -> bool {
@@ -65,16 +66,12 @@ impl Permissions {
     }
 }
 
-impl FromIterator<Permission> for Permissions {
-    fn from_iter<I: IntoIterator<Item = Permission>>(all: I) -> Self {
-        let mut permissions = Self::default();
-        for permission in all {
-            match permission {
-                Permission::Exclude => permissions.exclude = true,
-                Permission::KeepExisting => permissions.keep_existing = true,
-            }
+impl From<&[Permission]> for Permissions {
+    fn from(granted: &[Permission]) -> Self {
+        Self {
+            exclude: granted.contains(&Permission::Exclude),
+            keep_existing: granted.contains(&Permission::KeepExisting),
         }
-        permissions
     }
 }
 

@@ -4,7 +4,7 @@
 
 mod node;
 
-use std::{collections::BTreeSet, num::NonZeroU16};
+use std::{collections::BTreeSet, fmt, num::NonZeroU16};
 
 use inpod_proto::netconfig::v1 as wire;
 use inpod_types::{
@@ -16,10 +16,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{Capture, Inbound, Malformed, joined, malformed, numbers, texts};
 
-pub use node::{Group, Loopback, OwnerGroups, Sidecars};
+pub use node::{Group, Loopback, OwnerGroups};
 
 /// The default of the excluded outbound ports (services/docs/facts/istio-sidecar.md, 3.4).
 const OUTBOUND_DEFAULT: &str = "15020";
+
+/// The text of a selection of everything.
+const ALL: &str = "all";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proxy {
@@ -63,34 +66,26 @@ impl Sidecar {
         text: impl Fn(&'static str) -> Option<&'a str>,
     ) -> Result<Self, Malformed> {
         let value = |name, default| (name, text(name).unwrap_or(default));
-        let inbound = inbound(text(keys::INTERCEPTION_MODE))?;
-        let outbound_networks = all_or(networks, value(keys::SIDECAR_INCLUDE_NETWORKS, "*"))?;
-        let excluded_outbound_networks = list(networks, value(keys::SIDECAR_EXCLUDE_NETWORKS, ""))?;
-        let excluded_inbound_ports = list(
-            excluded_inbound,
-            value(keys::SIDECAR_EXCLUDE_INBOUND_PORTS, ""),
-        )?;
-        let inbound_ports = all_or(ports, value(keys::SIDECAR_INCLUDE_INBOUND_PORTS, "*"))?;
-        let outbound = value(keys::SIDECAR_EXCLUDE_OUTBOUND_PORTS, OUTBOUND_DEFAULT);
-        let excluded_outbound_ports = list(ports, outbound)?;
-        let outbound_ports = list(ports, value(keys::SIDECAR_INCLUDE_OUTBOUND_PORTS, ""))?;
-        let excluded_interfaces = list(interfaces, value(keys::SIDECAR_EXCLUDE_INTERFACES, ""))?;
         // Even an empty annotation overrides the older annotation.
         let newer = text(keys::REROUTE_VIRTUAL_INTERFACES);
         let newer = newer.map(|names| (keys::REROUTE_VIRTUAL_INTERFACES, names));
         let older = || value(keys::SIDECAR_KUBEVIRT_INTERFACES, "");
-        let virtual_interfaces = list(interfaces, newer.unwrap_or_else(older))?;
+        let virtual_interfaces = newer.unwrap_or_else(older);
+        let outbound = value(keys::SIDECAR_EXCLUDE_OUTBOUND_PORTS, OUTBOUND_DEFAULT);
         Ok(Self {
             proxy,
-            inbound,
-            inbound_ports,
-            excluded_inbound_ports,
-            outbound_networks,
-            excluded_outbound_networks,
-            outbound_ports,
-            excluded_outbound_ports,
-            excluded_interfaces,
-            virtual_interfaces,
+            inbound: inbound(text(keys::INTERCEPTION_MODE))?,
+            outbound_networks: all_or(networks, value(keys::SIDECAR_INCLUDE_NETWORKS, "*"))?,
+            excluded_outbound_networks: list(networks, value(keys::SIDECAR_EXCLUDE_NETWORKS, ""))?,
+            excluded_inbound_ports: list(
+                excluded_inbound,
+                value(keys::SIDECAR_EXCLUDE_INBOUND_PORTS, ""),
+            )?,
+            inbound_ports: all_or(ports, value(keys::SIDECAR_INCLUDE_INBOUND_PORTS, "*"))?,
+            excluded_outbound_ports: list(ports, outbound)?,
+            outbound_ports: list(ports, value(keys::SIDECAR_INCLUDE_OUTBOUND_PORTS, ""))?,
+            excluded_interfaces: list(interfaces, value(keys::SIDECAR_EXCLUDE_INTERFACES, ""))?,
+            virtual_interfaces: list(interfaces, virtual_interfaces)?,
         })
     }
 
@@ -119,49 +114,29 @@ impl Sidecar {
 
     /// Lists the annotations that limit the redirection to some ports or networks, as `(annotation, text)`.
     pub fn limits(&self) -> impl Iterator<Item = (&'static str, String)> {
-        let lists = [
-            (
-                keys::SIDECAR_INCLUDE_INBOUND_PORTS,
-                self.inbound_ports.text(),
-            ),
-            (
-                keys::SIDECAR_INCLUDE_NETWORKS,
-                self.outbound_networks.text(),
-            ),
-        ];
-        lists
-            .into_iter()
-            .filter_map(|(name, text)| Some((name, text?)))
+        let (ports, networks) = (&self.inbound_ports, &self.outbound_networks);
+        let ports = (keys::SIDECAR_INCLUDE_INBOUND_PORTS, ports.to_string());
+        let networks = (keys::SIDECAR_INCLUDE_NETWORKS, networks.to_string());
+        let limits = [ports, networks].into_iter();
+        limits.filter(|(_, text)| text != ALL)
     }
 
     /// Describes the redirection as names and values.
     pub fn describe(&self) -> Vec<(String, String)> {
-        let Proxy {
-            uid,
-            gid,
-            dns,
-            drop_invalid,
-        } = self.proxy;
-        let all = || "all".to_owned();
+        let proxy = &self.proxy;
         let mode = match self.inbound {
             Inbound::Redirect => keys::INTERCEPTION_REDIRECT,
             Inbound::Tproxy => keys::INTERCEPTION_TPROXY,
         };
         let lists = [
-            ("user and group", format!("{uid}, {gid}")),
+            ("user and group", format!("{}, {}", proxy.uid, proxy.gid)),
             ("interception mode", mode.to_owned()),
-            (
-                "inbound ports",
-                self.inbound_ports.text().unwrap_or_else(all),
-            ),
+            ("inbound ports", self.inbound_ports.to_string()),
             (
                 "excluded inbound ports",
                 joined(&self.excluded_inbound_ports),
             ),
-            (
-                "outbound networks",
-                self.outbound_networks.text().unwrap_or_else(all),
-            ),
+            ("outbound networks", self.outbound_networks.to_string()),
             (
                 "excluded outbound networks",
                 joined(&self.excluded_outbound_networks),
@@ -176,19 +151,14 @@ impl Sidecar {
             ),
             ("excluded interfaces", joined(&self.excluded_interfaces)),
             ("virtual interfaces", joined(&self.virtual_interfaces)),
-            ("DNS", dns.to_string()),
-            ("drops INVALID packets", drop_invalid.to_string()),
+            ("DNS", proxy.dns.to_string()),
+            ("drops INVALID packets", proxy.drop_invalid.to_string()),
         ];
         let named = |(name, value)| (format!("sidecar: {name}"), value);
         lists.into_iter().map(named).collect()
     }
 
     pub fn to_wire(&self, node: &Capture) -> wire::SidecarRedirection {
-        let Sidecars {
-            owner_groups,
-            excluded_owner_groups,
-            loopback,
-        } = &node.sidecars;
         wire::SidecarRedirection {
             inbound_capture: wire::InboundCapture::from(self.inbound).into(),
             ipv6: wire::Ipv6Capture::from(node.ipv6).into(),
@@ -213,19 +183,19 @@ impl Sidecar {
             excluded_outbound_ports: numbers(&self.excluded_outbound_ports),
             excluded_interfaces: texts(&self.excluded_interfaces),
             reroute_virtual_interfaces: texts(&self.virtual_interfaces),
-            owner_groups: owner_groups.to_wire(),
-            excluded_owner_groups: excluded_owner_groups.iter().map(|it| it.0).collect(),
+            owner_groups: node.owner_groups.to_wire(),
+            excluded_owner_groups: node.excluded_owner_groups.iter().map(|it| it.0).collect(),
             dns: self.proxy.dns.then(|| wire::DnsSelection {
                 all: true,
                 servers: Vec::new(),
             }),
             drop_invalid: self.proxy.drop_invalid,
-            loopback_network: loopback.to_string(),
+            loopback_network: node.loopback.to_string(),
         }
     }
 }
 
-impl<T: Ord + std::fmt::Display> Selection<T> {
+impl<T: Ord> Selection<T> {
     /// Returns `None` if nothing is selected, `Some(None)` if everything is.
     fn listed(&self) -> Option<Option<&BTreeSet<T>>> {
         match self {
@@ -233,13 +203,14 @@ impl<T: Ord + std::fmt::Display> Selection<T> {
             Self::These(these) => (!these.is_empty()).then_some(Some(these)),
         }
     }
+}
 
-    /// Returns `None` if everything is selected.
-    fn text(&self) -> Option<String> {
-        match self {
-            Self::All => None,
-            Self::These(these) if these.is_empty() => Some("none".to_owned()),
-            Self::These(these) => Some(joined(these)),
+impl<T: Ord + fmt::Display> fmt::Display for Selection<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.listed() {
+            Some(None) => f.write_str(ALL),
+            Some(Some(these)) => f.write_str(&joined(these)),
+            None => f.write_str("none"),
         }
     }
 }

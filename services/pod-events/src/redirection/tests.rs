@@ -4,7 +4,7 @@ fn node() -> Capture {
     Capture {
         dns: true,
         ipv6: Ipv6::Off,
-        sidecars: Sidecars::default(),
+        ..Capture::default()
     }
 }
 

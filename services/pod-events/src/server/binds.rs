@@ -3,14 +3,16 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
     time::Duration,
 };
 
 use futures_util::future::join_all;
 use inpod_proto::{
-    Invalid, addresses_to, podevents::v1 as wire, required, types::v1::Failure as WireFailure,
+    Invalid, addresses_to, netconfig::v1::list_listeners_request::Target, podevents::v1 as wire,
+    required,
 };
-use inpod_types::{Failure, PodRef, Reason, ServiceName};
+use inpod_types::{Failure, NetnsRef, PodRef, Reason, ServiceName};
 use tokio::{
     sync::Semaphore,
     time::{Instant, timeout_at},
@@ -20,9 +22,10 @@ use tonic::Request;
 use super::{Server, parse_field, selection::Filter};
 use crate::{
     binds::{PodNetwork, Port, PortIndex, Socket, Ztunnel},
-    checkpoint::{Intent, Record},
-    explain::{self, PodInfo},
-    pod::{Pod, Protocol},
+    checkpoint::Record,
+    clients::deadline_in,
+    explain::{self, PodInfo, failure_to_wire},
+    pod::Protocol,
     task::{record_without_netns, should_be_enrolled},
 };
 
@@ -40,24 +43,24 @@ const MAX_PORTS: usize = 16_384;
 struct Query {
     filter: Filter,
     labels: Vec<(String, String)>,
-    ports: BTreeMap<PodRef, Vec<(Port, ServiceName)>>,
+    ports: BTreeMap<PodRef, BTreeSet<(Port, ServiceName)>>,
 }
 
 impl Query {
     fn parse(request: wire::ListBindsRequest) -> Result<Self, Invalid> {
-        let labels = request.labels.iter().map(|text| label(text));
+        let too_many = |field, max| Invalid::new(field, format!("more than {max}"));
         if request.labels.len() > MAX_LABELS {
-            return Err(Invalid::new("labels", format!("more than {MAX_LABELS}")));
+            return Err(too_many("labels", MAX_LABELS));
         }
         if request.service_ports.len() > MAX_PORTS {
-            let message = format!("more than {MAX_PORTS}");
-            return Err(Invalid::new("service_ports", message));
+            return Err(too_many("service_ports", MAX_PORTS));
         }
+        let labels = request.labels.iter().map(|text| label(text));
         let labels = labels.collect::<Result<_, _>>()?;
-        let mut ports: BTreeMap<PodRef, Vec<_>> = BTreeMap::new();
+        let mut ports: BTreeMap<PodRef, BTreeSet<_>> = BTreeMap::new();
         for port in request.service_ports {
             let (pod, port) = service_port(port).map_err(|it| it.within("service_ports"))?;
-            ports.entry(pod).or_default().push(port);
+            ports.entry(pod).or_default().insert(port);
         }
         let filter = Filter::parse(wire::ListPodsRequest {
             pod: request.pod,
@@ -78,9 +81,7 @@ impl Query {
             let labels = known.shown().map(|pod| &pod.labels);
             labels.and_then(|labels| labels.get(key)) == Some(value)
         };
-        self.filter.selection.matches(known)
-            && self.labels.iter().all(has)
-            && self.filter.matches(&explain::summary(known))
+        self.labels.iter().all(has) && self.filter.matches(&explain::summary(known))
     }
 }
 
@@ -90,21 +91,16 @@ fn label(text: &str) -> Result<(String, String), Invalid> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || more.contains(c);
         text.len() <= 317 && text.chars().all(allowed)
     };
-    let pair = text.split_once('=');
-    let pair = pair
+    let pair = text
+        .split_once('=')
         .filter(|(key, value)| !key.is_empty() && is_plain(key, "-_./") && is_plain(value, "-_."));
     let (key, value) = pair.ok_or_else(|| Invalid::new("labels", "expected KEY=VALUE"))?;
     Ok((key.to_owned(), value.to_owned()))
 }
 
 fn service_port(port: wire::ServicePort) -> Result<(PodRef, (Port, ServiceName)), Invalid> {
-    let protocol = match port.protocol() {
-        wire::PortProtocol::Tcp => Protocol::Tcp,
-        wire::PortProtocol::Udp => Protocol::Udp,
-        wire::PortProtocol::Unspecified => {
-            return Err(Invalid::new("protocol", "it is neither TCP nor UDP"));
-        }
-    };
+    let protocol = Some(port.protocol()).filter(|it| *it != Protocol::Unspecified);
+    let protocol = protocol.ok_or_else(|| Invalid::new("protocol", "it is neither TCP nor UDP"))?;
     let number = u16::try_from(port.port).ok().filter(|number| *number > 0);
     let number = number.ok_or_else(|| Invalid::new("port", "it is not from 1 to 65535"))?;
     let service = parse_field("service", &port.service)?;
@@ -120,8 +116,7 @@ impl Server {
         let until = inpod_service::deadline(&request);
         let until = until.checked_sub(REPLY_RESERVE).unwrap_or(until);
         let query = Query::parse(request.into_inner())?;
-        let keys = self.keys(&query.filter.selection).into_iter();
-        let known = keys.filter_map(|key| self.pod_info(&key));
+        let known = self.pods(&query.filter.selection);
         let known: Vec<_> = known.filter(|known| query.matches(known)).collect();
         let permits = Semaphore::new(MAX_CONCURRENT_PODS);
         let binds = known.iter().map(|known| async {
@@ -151,22 +146,15 @@ impl Server {
             addresses: addresses(known),
             ztunnel: ztunnel(known),
         };
-        let addresses = addresses_to(&network.addresses);
-        match self.sockets(known, until).await {
-            Ok(sockets) => wire::PodBinds {
-                ports: ports.with_sockets(sockets, &network),
-                addresses,
-                ..binds
-            },
-            Err(failure) => wire::PodBinds {
-                ports: ports.without_sockets(),
-                failure: Some(WireFailure {
-                    message: failure.message.clone(),
-                    ..(&failure).into()
-                }),
-                addresses,
-                ..binds
-            },
+        let (ports, failure) = match self.sockets(known, until).await {
+            Ok(sockets) => (ports.with_sockets(sockets, &network), None),
+            Err(failure) => (ports.without_sockets(), Some(failure_to_wire(&failure))),
+        };
+        wire::PodBinds {
+            ports,
+            failure,
+            addresses: addresses_to(&network.addresses),
+            ..binds
         }
     }
 
@@ -176,16 +164,38 @@ impl Server {
             let message = "the caller's deadline passed before this pod was inspected";
             return Err(Failure::new(Reason::DeadlineExceeded, message));
         }
-        match known.current().filter(|record| !record.has_unknown_netns()) {
-            Some(record) => self.clients().sockets(record, deadline).await,
-            None => {
-                let netns = self
-                    .clients()
-                    .locate(self.undiscovered_record(known)?, deadline)
-                    .await?;
-                self.clients().sockets_at(&netns, deadline).await
+        let known_netns = known.current().filter(|record| !record.has_unknown_netns());
+        if let Some(record) = known_netns.filter(|record| record.netns_id.is_some()) {
+            let claim = Target::Sandbox((&record.sandbox).into());
+            match self.clients().sockets(claim, deadline).await {
+                // A restarted netconfig has no claims yet.
+                Err(failure) if failure.reason == Reason::ClaimUnknown => {}
+                listed => return listed,
             }
         }
+        let netns = match known_netns {
+            Some(record) => record.expected_netns(),
+            None => {
+                let placeholder = self.undiscovered_record(known)?;
+                self.locate(placeholder, deadline).await?
+            }
+        };
+        let target = Target::Netns((&netns).into());
+        self.clients().sockets(target, deadline).await
+    }
+
+    /// Finds the netns of a pod without an ADD. Releases the claim again, even if the caller is cancelled.
+    async fn locate(&self, placeholder: Record, deadline: Instant) -> Result<NetnsRef, Failure> {
+        let shared = Arc::clone(&self.shared);
+        let located = tokio::spawn(async move {
+            let pipeline = &shared.pipeline;
+            let found = pipeline.find(&placeholder, false, deadline).await?;
+            let until = deadline_in(2);
+            pipeline.clients.release(&found.sandbox, until).await?;
+            Ok(found.expected_netns())
+        });
+        let ended = |_| Err(Failure::new(Reason::Internal, "the search has ended"));
+        located.await.unwrap_or_else(ended)
     }
 
     /// Returns a record that locates the netns of a pod without a record. Refuses a pod that is to join the mesh,
@@ -211,7 +221,9 @@ impl Server {
 fn referenced_ports(known: &PodInfo, query: &Query) -> PortIndex {
     let mut ports = PortIndex::default();
     let declared = known.shown().into_iter().flat_map(|pod| &pod.ports);
-    declared.for_each(|port| ports.add_container_port(port));
+    for port in declared.collect::<BTreeSet<_>>() {
+        ports.add_container_port(port);
+    }
     for (port, service) in query.ports.get(&known.pod).into_iter().flatten() {
         ports.add_service(*port, service.as_str());
     }
@@ -220,25 +232,20 @@ fn referenced_ports(known: &PodInfo, query: &Query) -> PortIndex {
 
 /// Returns the recorded and the shown addresses, because the runtime may report an address before the status shows it.
 fn addresses(known: &PodInfo) -> Vec<IpAddr> {
-    let recorded = known.current().into_iter();
-    let recorded = recorded.flat_map(|record| &record.addresses);
-    let shown = known.shown().into_iter().flat_map(|pod| &pod.addresses);
-    let all: BTreeSet<_> = recorded.chain(shown).copied().collect();
+    let recorded = known.current().map(|record| &record.addresses);
+    let shown = known.shown().map(|pod| &pod.addresses);
+    let all = recorded.into_iter().chain(shown).flatten();
+    let all: BTreeSet<_> = all.copied().collect();
     all.into_iter().collect()
 }
 
 fn ztunnel(known: &PodInfo) -> Ztunnel {
-    let has_sidecar = |pod: &Pod| pod.injection.is_some();
-    if known
-        .current()
-        .is_some_and(|record| record.redirection.is_sidecar())
-    {
-        return Ztunnel::Never;
-    }
-    match known.current().map(|record| &record.intent) {
-        None | Some(Intent::Out) if known.shown().is_some_and(has_sidecar) => Ztunnel::Never,
-        None | Some(Intent::Out) => Ztunnel::Needs,
-        Some(_) => Ztunnel::Has,
+    let has_sidecar = known.shown().is_some_and(|pod| pod.injection.is_some());
+    match known.current() {
+        Some(record) if record.redirection.is_sidecar() => Ztunnel::Never,
+        Some(record) if record.intent.has_effects() => Ztunnel::Has,
+        Some(_) | None if has_sidecar => Ztunnel::Never,
+        Some(_) | None => Ztunnel::Needs,
     }
 }
 

@@ -9,11 +9,11 @@ use inpod_proto::{
     types::v1 as types,
 };
 use inpod_service::Trace;
-use inpod_types::{Enrollment, Failure, NetworkName, PodUid, Reason, SandboxRef};
+use inpod_types::{Enrollment, Failure, NetworkName, Reason, SandboxRef};
 use tokio::time::Instant;
 use tonic::Request;
 
-use super::{QUERY_TIMEOUT, Server, parse_field};
+use super::{QUERY_TIMEOUT, Server, parse_field, selection::Selection};
 use crate::{
     checkpoint::{Intent, Record},
     clients,
@@ -23,24 +23,18 @@ use crate::{
     task::AddCall,
 };
 
-fn selected(selector: Option<types::PodSelector>) -> Result<(PodKey, Option<PodUid>), Invalid> {
-    let selector = selector.ok_or_else(|| Invalid::new("pod", "pod is required"))?;
-    let key = (
-        parse_field("pod.namespace", &selector.namespace)?,
-        parse_field("pod.name", &selector.name)?,
-    );
-    let uid = Some(selector.uid).filter(|uid| !uid.is_empty());
-    Ok((
-        key,
-        uid.map(|uid| parse_field("pod.uid", &uid)).transpose()?,
-    ))
-}
-
 fn add_call(request: Request<wire::AddPodRequest>) -> Result<(PodKey, AddCall), Invalid> {
     let trace = Trace::from_headers(request.metadata().as_ref()).with_current_span();
     let deadline = inpod_service::deadline(&request);
     let message = request.into_inner();
-    let (key, uid) = selected(message.pod)?;
+    let selector = message
+        .pod
+        .ok_or_else(|| Invalid::new("pod", "pod is required"))?;
+    let key = (
+        parse_field("pod.namespace", &selector.namespace)?,
+        parse_field("pod.name", &selector.name)?,
+    );
+    let uid = Selection::parse(Some(selector))?.uid;
     let call = AddCall {
         sandbox: required("sandbox", message.sandbox)?,
         uid,
@@ -52,28 +46,6 @@ fn add_call(request: Request<wire::AddPodRequest>) -> Result<(PodKey, AddCall), 
         trace,
     };
     Ok((key, call))
-}
-
-fn attachments(
-    message: &wire::CollectGarbageRequest,
-) -> Result<(NetworkName, BTreeSet<SandboxRef>), Invalid> {
-    let network: NetworkName = parse_field("network_name", &message.network_name)?;
-    if network.as_str().is_empty() {
-        return Err(Invalid::new("network_name", "network_name is required"));
-    }
-    let sandbox = |attachment: &wire::Attachment| {
-        Ok(SandboxRef {
-            network_name: network.clone(),
-            container_id: parse_field("valid_attachments.container_id", &attachment.container_id)?,
-            ifname: parse_field("valid_attachments.ifname", &attachment.ifname)?,
-        })
-    };
-    let valid = message
-        .valid_attachments
-        .iter()
-        .map(sandbox)
-        .collect::<Result<_, Invalid>>()?;
-    Ok((network, valid))
 }
 
 impl Server {
@@ -103,7 +75,20 @@ impl Server {
         &self,
         request: &wire::CollectGarbageRequest,
     ) -> Result<Vec<types::SandboxRef>, Invalid> {
-        let (network, valid) = attachments(request)?;
+        let network: NetworkName = parse_field("network_name", &request.network_name)?;
+        if network.as_str().is_empty() {
+            return Err(Invalid::new("network_name", "network_name is required"));
+        }
+        let sandbox = |attachment: &wire::Attachment| {
+            let container_id = &attachment.container_id;
+            Ok(SandboxRef {
+                network_name: network.clone(),
+                container_id: parse_field("valid_attachments.container_id", container_id)?,
+                ifname: parse_field("valid_attachments.ifname", &attachment.ifname)?,
+            })
+        };
+        let valid = request.valid_attachments.iter().map(sandbox);
+        let valid = valid.collect::<Result<BTreeSet<_>, Invalid>>()?;
         let recorded = self.registry.sandboxes_of(&network).into_iter();
         let mut dropped = Vec::new();
         for sandbox in recorded.filter(|sandbox| !valid.contains(sandbox)) {
@@ -114,13 +99,10 @@ impl Server {
     }
 
     pub(super) async fn check(&self, sandbox: &SandboxRef) -> Result<Enrollment, Failure> {
-        let unknown = || {
-            Failure::new(
-                Reason::SandboxUnknown,
-                format!("sandbox {sandbox} is not recorded"),
-            )
-        };
-        let record = self.registry.record(sandbox).ok_or_else(unknown)?;
+        let record = self.registry.record(sandbox).ok_or_else(|| {
+            let message = format!("sandbox {sandbox} is not recorded");
+            Failure::new(Reason::SandboxUnknown, message)
+        })?;
         if !matches!(record.intent, Intent::Enrolled { .. }) || record.is_detached() {
             return Ok(Enrollment::None);
         }

@@ -1,13 +1,19 @@
 //! RPCs for operators: `ExplainPod`, `ListPods` and `Resync`.
 
+use std::collections::BTreeSet;
+
 use futures_util::future::OptionFuture;
-use inpod_proto::{Invalid, podevents::v1 as wire, types::v1 as types};
-use inpod_types::{Failure, PodUid, Reason};
+use inpod_proto::{
+    Invalid, netconfig::v1::inspect_netns_request::Target, podevents::v1 as wire,
+    types::v1 as types,
+};
+use inpod_types::{Failure, Reason};
 use tokio::time::Instant;
 
-use super::{QUERY_TIMEOUT, Server, selection::Selection};
+use super::{QUERY_TIMEOUT, Server, keys, selection::Selection};
 use crate::{
-    checkpoint::{Intent, Record},
+    checkpoint::Record,
+    clients::InspectionScope,
     explain::{self, PodInfo, ServiceReports},
     pod::PodKey,
 };
@@ -23,47 +29,38 @@ impl Server {
         explain::pod_info(&self.shared, &self.registry, key)
     }
 
+    /// Returns the selected pods among all shown or recorded pods.
+    pub(super) fn pods(&self, selection: &Selection) -> impl Iterator<Item = PodInfo> {
+        let keys = keys(&self.shared, &self.registry, selection).into_iter();
+        let known = keys.filter_map(|key| self.pod_info(&key));
+        known.filter(|known| selection.matches(known))
+    }
+
     pub(super) fn find(&self, selector: Option<types::PodSelector>) -> Result<PodInfo, Failure> {
-        if selector.is_none() {
-            return Err(Invalid::new("pod", "pod is required").into());
-        }
-        let selection = Selection::parse(selector)?;
-        let Some(key) = selection.key() else {
-            return match (&selection.namespace, &selection.name, &selection.uid) {
-                (None, None, Some(uid)) => self.find_by_uid(uid),
-                (None, _, _) => Err(Invalid::new("pod.namespace", "namespace is required").into()),
-                (Some(_), _, _) => Err(Invalid::new("pod.name", "name is required").into()),
-            };
+        let selector = selector.ok_or_else(|| Invalid::new("pod", "pod is required"))?;
+        let selection = Selection::parse(Some(selector))?;
+        let (namespace, name) = match (&selection.namespace, &selection.name, &selection.uid) {
+            (Some(namespace), Some(name), _) => (namespace, name),
+            (None, None, Some(uid)) => {
+                // A UID takes precedence over the hash of a static pod.
+                let found = self
+                    .pods(&selection)
+                    .min_by_key(|known| known.pod.uid != *uid);
+                return found.ok_or_else(|| self.pod_unknown(&format!("with UID {uid}")));
+            }
+            (None, _, _) => {
+                return Err(Invalid::new("pod.namespace", "namespace is required").into());
+            }
+            (Some(_), None, _) => return Err(Invalid::new("pod.name", "name is required").into()),
         };
-        let name = format!("{}/{}", key.0, key.1);
-        let known = self.pod_info(&key).ok_or_else(|| self.pod_unknown(&name))?;
+        let known = self.pod_info(&(namespace.clone(), name.clone()));
+        let name = format!("{namespace}/{name}");
+        let known = known.ok_or_else(|| self.pod_unknown(&name))?;
         if selection.matches(&known) {
             return Ok(known);
         }
         let message = format!("{name} has the UID {}", known.pod.uid);
         Err(Failure::new(Reason::PodUidMismatch, message).at_field("pod.uid"))
-    }
-
-    fn find_by_uid(&self, uid: &PodUid) -> Result<PodInfo, Failure> {
-        let all = self.keys(&Selection::default()).into_iter();
-        let matching = all.filter_map(|key| self.pod_info(&key));
-        let mut matching: Vec<_> = matching.filter(|known| known.has_uid(uid)).collect();
-        // A UID takes precedence over the hash of a static pod.
-        let by_uid = matching.iter().position(|known| known.pod.uid == *uid);
-        let found =
-            (!matching.is_empty()).then(|| matching.swap_remove(by_uid.unwrap_or_default()));
-        found.ok_or_else(|| self.pod_unknown(&format!("with UID {uid}")))
-    }
-
-    pub(super) fn summaries(
-        &self,
-        selection: &Selection,
-    ) -> impl Iterator<Item = wire::PodSummary> {
-        let keys = self.keys(selection).into_iter();
-        let known = keys.filter_map(|key| self.pod_info(&key));
-        known
-            .filter(|known| selection.matches(known))
-            .map(|known| explain::summary(&known))
     }
 
     /// Resyncs the selected pods and returns their new state. Pods that are not enrolled have nothing to verify, but
@@ -72,11 +69,7 @@ impl Server {
         &self,
         selection: &Selection,
     ) -> Result<Vec<wire::PodSummary>, Failure> {
-        let mut keys = self.keys(selection);
-        keys.retain(|key| {
-            self.pod_info(key)
-                .is_some_and(|known| selection.matches(&known))
-        });
+        let keys: BTreeSet<PodKey> = self.pods(selection).map(|known| known.key).collect();
         if keys.is_empty() && selection.names_pod() {
             return Err(self.pod_unknown("that is so named"));
         }
@@ -89,7 +82,7 @@ impl Server {
     /// Explains a pod. The explanation lists the missing answers of other services as unavailable.
     pub(super) async fn explain(&self, known: &PodInfo) -> wire::ExplainPodResponse {
         let reports = match known.current() {
-            Some(record) if !matches!(record.intent, Intent::Out) => self.inspect(record).await,
+            Some(record) if record.intent.has_effects() => self.inspect(record).await,
             Some(_) | None => ServiceReports::default(),
         };
         let synced = self.shared.pipeline.synced.borrow().clone();
@@ -97,33 +90,25 @@ impl Server {
     }
 
     async fn inspect(&self, record: &Record) -> ServiceReports {
-        let deadline = Instant::now() + QUERY_TIMEOUT;
         if record.is_detached() {
             return ServiceReports::default();
         }
-        let has_own_rules = !record.is_legacy();
-        if record.netns_id.is_none() {
-            // netconfig has no claim to inspect.
-            let workloads = self.clients().list_workloads(deadline).await;
-            return ServiceReports {
-                workloads: Some(workloads),
-                ..ServiceReports::default()
-            };
-        }
+        let (clients, deadline) = (self.clients(), Instant::now() + QUERY_TIMEOUT);
+        // Without a netns, netconfig has no claim to inspect.
+        let is_claimed = record.netns_id.is_some();
+        let has_own_rules = is_claimed && !record.is_legacy();
         // ztunnel does not know pods with a sidecar.
-        let workloads = async {
-            let is_ambient = !record.redirection.is_sidecar();
-            let query = || self.clients().list_workloads(deadline);
-            OptionFuture::from(is_ambient.then(query)).await
-        };
+        let has_ztunnel = !is_claimed || !record.redirection.is_sidecar();
+        let target = Target::Sandbox((&record.sandbox).into());
+        let inspect = || clients.inspect(target, InspectionScope::All, deadline);
         let (plan, netns, workloads) = tokio::join!(
-            OptionFuture::from(has_own_rules.then(|| self.clients().plan_rules(record, deadline))),
-            self.clients().inspect(&record.sandbox, deadline),
-            workloads,
+            OptionFuture::from(has_own_rules.then(|| clients.plan_rules(record, deadline))),
+            OptionFuture::from(is_claimed.then(inspect)),
+            OptionFuture::from(has_ztunnel.then(|| clients.list_workloads(deadline))),
         );
         ServiceReports {
             plan,
-            netns: Some(netns),
+            netns,
             workloads,
         }
     }

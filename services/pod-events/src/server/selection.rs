@@ -35,10 +35,6 @@ impl Selection {
         })
     }
 
-    pub(super) fn key(&self) -> Option<PodKey> {
-        self.namespace.clone().zip(self.name.clone())
-    }
-
     /// Returns whether the selection names a pod, which has to exist then.
     pub(super) fn names_pod(&self) -> bool {
         self.name.is_some() || self.uid.is_some()
@@ -66,17 +62,12 @@ pub(super) struct Filter {
 
 impl Filter {
     pub(super) fn parse(request: wire::ListPodsRequest) -> Result<Self, Invalid> {
-        let state = |number: &i32| {
-            wire::PodState::try_from(*number).is_ok_and(|it| it != wire::PodState::Unspecified)
-        };
-        let enrollment = |number: &i32| {
-            types::Enrollment::try_from(*number)
-                .is_ok_and(|it| it != types::Enrollment::Unspecified)
-        };
-        if !request.states.iter().all(state) {
+        let is_state = |number: &i32| *number != 0 && wire::PodState::is_valid(*number);
+        let is_enrollment = |number: &i32| *number != 0 && types::Enrollment::is_valid(*number);
+        if !request.states.iter().all(is_state) {
             return Err(Invalid::new("states", "unknown state"));
         }
-        if !request.desired.iter().all(enrollment) {
+        if !request.desired.iter().all(is_enrollment) {
             return Err(Invalid::new("desired", "unknown enrollment"));
         }
         Ok(Self {

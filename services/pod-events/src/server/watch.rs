@@ -30,16 +30,25 @@ pub(super) fn enrollments(
     instance_id: String,
     selection: Selection,
 ) -> impl Stream<Item = Result<WatchEnrollmentsResponse, Status>> + Send + use<> {
-    let watcher = Watcher::new(shared, registry, instance_id, selection);
-    stream::unfold(Some(watcher), |watcher| async {
-        let mut watcher = watcher?;
-        Some(match watcher.next().await {
-            Ok(event) => (
-                Ok(WatchEnrollmentsResponse { event: Some(event) }),
-                Some(watcher),
-            ),
-            Err(failure) => (Err(to_status(failure)), None),
-        })
+    // The watcher subscribes before the state is read, so that no change is missed.
+    let pod_changes = shared.pod_changes.subscribe();
+    let mut source = shared.source.changes();
+    let before = Arc::clone(&source.borrow_and_update());
+    let watcher = Watcher {
+        pending: keys(&shared, &registry, &selection),
+        shared,
+        registry,
+        instance_id: Some(instance_id),
+        source: Some(source),
+        sent: BTreeMap::new(),
+        complete: false,
+        selection,
+        pod_changes,
+        before,
+    };
+    stream::try_unfold(watcher, async |mut watcher| {
+        let event = Some(watcher.next().await.map_err(to_status)?);
+        Ok(Some((WatchEnrollmentsResponse { event }, watcher)))
     })
 }
 
@@ -58,30 +67,6 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn new(
-        shared: Arc<Shared>,
-        registry: Registry,
-        instance_id: String,
-        selection: Selection,
-    ) -> Self {
-        // The watcher subscribes before the state is read, so that no change is missed.
-        let pod_changes = shared.pod_changes.subscribe();
-        let mut source = shared.source.changes();
-        let before = Arc::clone(&source.borrow_and_update());
-        Self {
-            pending: keys(&shared, &registry, &selection),
-            shared,
-            registry,
-            instance_id: Some(instance_id),
-            source: Some(source),
-            sent: BTreeMap::new(),
-            complete: false,
-            selection,
-            pod_changes,
-            before,
-        }
-    }
-
     async fn next(&mut self) -> Result<Event, Failure> {
         if let Some(instance_id) = self.instance_id.take() {
             return Ok(Event::InstanceId(instance_id));

@@ -1,22 +1,21 @@
 //! Checks that ztunnel listens on the ports to which a pod's rules redirect. Without listeners, the pod's connections
 //! are refused.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use inpod_proto::types::v1 as types;
+use inpod_proto::{netconfig::v1::list_listeners_request::Target, types::v1 as types};
 use inpod_types::Failure;
 use tokio::time::Instant;
 
 use super::{Task, interrupt};
 use crate::{
+    binds::{Socket, ZTUNNEL_TCP_PORTS},
     checkpoint::{Intent, Record},
     clients::{self, deadline_in},
     drift::DriftKind,
     pipeline::Pipeline,
+    pod::Protocol,
 };
-
-/// ztunnel's TCP ports in each pod's netns (istio ztunnel, `config.rs`: outbound, inbound plaintext, inbound HBONE).
-const PORTS: [u32; 3] = [15001, 15006, 15008];
 
 /// The number of pods checked per period; on a node with more pods, each pod is checked less often.
 const PODS_PER_PERIOD: usize = 10;
@@ -65,11 +64,9 @@ impl Task {
             return Ok(());
         };
         let pipeline = &self.shared.pipeline;
-        let listening = pipeline
-            .clients
-            .listening_ports(&record.sandbox, deadline_in(5))
-            .await?;
-        let lost = lost(&listening);
+        let target = Target::Sandbox((&record.sandbox).into());
+        let sockets = pipeline.clients.sockets(target, deadline_in(5)).await?;
+        let lost = lost(&sockets);
         if lost.is_empty() || will_be_sent(pipeline, record).await? {
             return Ok(());
         }
@@ -99,11 +96,14 @@ async fn will_be_sent(pipeline: &Pipeline, record: &Record) -> Result<bool, Fail
     Ok(is_in_set && !reports.any(|report| report.acknowledged_at.is_some()))
 }
 
-fn lost(listening: &BTreeSet<u32>) -> Vec<u32> {
-    PORTS
-        .into_iter()
-        .filter(|port| !listening.contains(port))
-        .collect()
+fn lost(sockets: &[Socket]) -> Vec<u16> {
+    let is_bound = |port: u16| {
+        sockets
+            .iter()
+            .any(|socket| socket.port == (Protocol::Tcp, port))
+    };
+    let ports = ZTUNNEL_TCP_PORTS.into_iter();
+    ports.filter(|port| !is_bound(*port)).collect()
 }
 
 fn scaled(period: Duration, pods: usize) -> Duration {

@@ -202,7 +202,10 @@ mod tests {
     }
 
     fn ports_of(redirection: &Redirection) -> usize {
-        redirection.settings().map_or(usize::MAX, ports)
+        match redirection {
+            Redirection::Ambient(settings) => ports(settings),
+            Redirection::Sidecar(_) => usize::MAX,
+        }
     }
 
     #[test]

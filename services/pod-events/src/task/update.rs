@@ -2,10 +2,15 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
+use inpod_proto::netconfig::v1::inspect_netns_request::Target;
 use inpod_types::{Enrollment, Failure, Reason};
 
 use super::{Step, Task};
-use crate::{checkpoint::Record, clients::deadline_in, pod::Pod};
+use crate::{
+    checkpoint::Record,
+    clients::{InspectionScope, deadline_in},
+    pod::Pod,
+};
 
 impl Task {
     /// Compares a record with the pod's current requests, as far as the requests are known.
@@ -65,7 +70,10 @@ impl Task {
             return Ok(record.addresses.clone());
         }
         let clients = &self.shared.pipeline.clients;
-        let seen = clients.inspect(&record.sandbox, deadline_in(5)).await?;
+        let target = Target::Sandbox((&record.sandbox).into());
+        let seen = clients
+            .inspect(target, InspectionScope::All, deadline_in(5))
+            .await?;
         let inside: BTreeSet<IpAddr> = seen
             .addresses
             .iter()

@@ -17,14 +17,6 @@ const MAX_GROUPS: usize = 64;
 /// validation.
 const PASSTHROUGH: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6));
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sidecars {
-    pub owner_groups: OwnerGroups,
-    pub excluded_owner_groups: Vec<Group>,
-    /// The pod's own loopback network, which is never captured.
-    pub loopback: Loopback,
-}
-
 /// A numeric group id: names would differ between the node and its images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Group(pub u32);

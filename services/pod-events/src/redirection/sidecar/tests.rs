@@ -67,11 +67,9 @@ fn the_proxy_and_the_node_say_the_rest() {
     };
     let node = Capture {
         ipv6: Ipv6::Off,
-        sidecars: Sidecars {
-            owner_groups: "202,888".parse().unwrap(),
-            excluded_owner_groups: vec![Group(7)],
-            loopback: "127.0.0.1/30".parse().unwrap(),
-        },
+        owner_groups: "202,888".parse().unwrap(),
+        excluded_owner_groups: vec![Group(7)],
+        loopback: "127.0.0.1/30".parse().unwrap(),
         ..capture()
     };
     let redirection = Sidecar::from_annotations(proxy, |_| None)
