@@ -116,6 +116,7 @@ pub fn next(intent: &Intent, desired: Desired, now: BootInstant, timing: Timing)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::enrolled;
 
     const TIMING: Timing = Timing {
         propagation: Duration::from_secs(5),
@@ -130,16 +131,14 @@ mod tests {
         BootInstant::after_boot(Duration::from_secs(1000 + seconds))
     }
 
-    fn enrolled() -> Intent {
-        Intent::Enrolled {
-            fingerprint: "f".into(),
+    fn assert_next(cases: &[(u64, Intent, Desired, Action)]) {
+        for (seconds, intent, desired, expected) in cases {
+            let action = next(intent, *desired, at(*seconds), TIMING);
+            assert_eq!(action, *expected, "{seconds} {intent:?} {desired:?}");
         }
     }
 
-    fn next_at(seconds: u64, intent: &Intent, desired: Desired) -> Action {
-        next(intent, desired, at(seconds), TIMING)
-    }
-
+    /// Returns every intent except a deletion and another agent's redirection.
     fn every_intent() -> [Intent; 7] {
         let since = at(0);
         [
@@ -154,129 +153,84 @@ mod tests {
     }
 
     #[test]
-    fn what_is_as_desired_needs_no_action() {
-        assert_eq!(next_at(0, &enrolled(), IN), Action::Idle);
-        assert_eq!(next_at(0, &Intent::Out, OUT), Action::Idle);
-    }
-
-    #[test]
-    fn where_the_source_cannot_tell_everything_stays() {
-        for intent in every_intent() {
-            assert_eq!(
-                next_at(100, &intent, Desired::Unknown),
-                Action::Idle,
-                "{intent:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_wanted_pod_is_enrolled_from_wherever_it_is() {
-        for intent in every_intent()
-            .into_iter()
-            .filter(|intent| *intent != enrolled())
-        {
-            assert_eq!(next_at(1, &intent, IN), Action::Enroll, "{intent:?}");
-        }
-    }
-
-    #[test]
-    fn what_another_agent_redirected_by_legacy_rules_is_served_and_never_withdrawn() {
-        let at = |intent, desired| next_at(9, &intent, desired);
-        let detached = Desired::Detached { is_claimed: true };
-        for desired in [IN, Desired::In { in_sync: false }, OUT, detached] {
-            assert_eq!(at(Intent::Legacy, desired), Action::Serve, "{desired:?}");
-            let served = at(Intent::ServedLegacy, desired);
-            assert_eq!(served, Action::Idle, "{desired:?}");
-        }
-    }
-
-    #[test]
-    fn a_withdrawal_announces_then_drains_then_finishes() {
-        assert_eq!(next_at(0, &enrolled(), OUT), Action::StartWithdrawal);
-        let adopted = next_at(0, &Intent::Adopted, OUT);
-        assert_eq!(adopted, Action::StartWithdrawal);
+    fn the_desired_state_decides_unless_the_pod_is_gone_or_unknown() {
+        let changed = Desired::In { in_sync: false };
+        let detached = |is_claimed| Desired::Detached { is_claimed };
         let unannounced = Desired::Out {
             is_announced: false,
         };
-        let announcing = Intent::Announcing;
-        assert_eq!(
-            next_at(99, &announcing, unannounced),
-            Action::AwaitAnnouncement
-        );
-        assert_eq!(next_at(0, &announcing, OUT), Action::AwaitPropagation);
-        let leaving = Intent::Leaving { since: at(0) };
-        assert_eq!(next_at(4, &leaving, OUT), Action::WaitUntil(at(5)));
-        assert_eq!(next_at(5, &leaving, OUT), Action::Drain);
-        let draining = Intent::Draining { since: at(5) };
-        assert_eq!(
-            next_at(34, &draining, OUT),
-            Action::Finish { overdue: false }
-        );
-        assert_eq!(
-            next_at(35, &draining, OUT),
-            Action::Finish { overdue: true }
-        );
+        let wait = Action::WaitUntil(at(5));
+        let [leaving, draining] = [
+            Intent::Leaving { since: at(0) },
+            Intent::Draining { since: at(5) },
+        ];
+        assert_next(&[
+            (0, enrolled(), IN, Action::Idle),
+            (0, enrolled(), changed, Action::Update),
+            (0, Intent::Enrolling, changed, Action::Enroll),
+            (0, Intent::Out, OUT, Action::Idle),
+            (0, Intent::Enrolling, OUT, Action::Undo),
+            (0, enrolled(), OUT, Action::StartWithdrawal),
+            (0, Intent::Adopted, OUT, Action::StartWithdrawal),
+            (
+                9,
+                Intent::Announcing,
+                unannounced,
+                Action::AwaitAnnouncement,
+            ),
+            (0, Intent::Announcing, OUT, Action::AwaitPropagation),
+            (4, leaving.clone(), OUT, wait),
+            (5, leaving, OUT, Action::Drain),
+            (34, draining.clone(), OUT, Action::Finish { overdue: false }),
+            (35, draining, OUT, Action::Finish { overdue: true }),
+            (0, enrolled(), detached(true), Action::Detach),
+            (9, enrolled(), detached(false), Action::Idle),
+            (0, Intent::Adopted, detached(true), Action::Detach),
+            (0, Intent::Out, detached(false), Action::Idle),
+            (0, Intent::Enrolling, detached(true), Action::Undo),
+        ]);
+        for intent in every_intent() {
+            if intent != enrolled() {
+                assert_next(&[(1, intent.clone(), IN, Action::Enroll)]);
+            }
+            assert_next(&[(100, intent, Desired::Unknown, Action::Idle)]);
+        }
     }
 
     #[test]
-    fn an_enrolled_pod_that_requests_something_else_is_updated_in_place() {
-        let changed = Desired::In { in_sync: false };
-        assert_eq!(next_at(0, &enrolled(), changed), Action::Update);
-        assert_eq!(next_at(0, &Intent::Enrolling, changed), Action::Enroll);
-    }
-
-    #[test]
-    fn an_unfinished_enrollment_that_is_no_longer_wanted_is_taken_back() {
-        assert_eq!(next_at(0, &Intent::Enrolling, OUT), Action::Undo);
-    }
-
-    #[test]
-    fn what_is_detached_loses_its_claim_once_and_no_rule() {
-        let detached = |is_claimed| Desired::Detached { is_claimed };
-        assert_eq!(next_at(0, &enrolled(), detached(true)), Action::Detach);
-        assert_eq!(next_at(9, &enrolled(), detached(false)), Action::Idle);
-        // Nothing of ours is in place yet.
-        let found = next_at(0, &Intent::Adopted, detached(true));
-        assert_eq!(found, Action::Detach);
-        assert_eq!(next_at(0, &Intent::Out, detached(false)), Action::Idle);
-        let begun = next_at(0, &Intent::Enrolling, detached(true));
-        assert_eq!(begun, Action::Undo);
+    fn legacy_rules_of_another_agent_are_served_not_withdrawn() {
+        let detached = Desired::Detached { is_claimed: true };
+        for desired in [IN, Desired::In { in_sync: false }, OUT, detached] {
+            assert_next(&[
+                (9, Intent::Legacy, desired, Action::Serve),
+                (9, Intent::ServedLegacy, desired, Action::Idle),
+            ]);
+        }
     }
 
     #[test]
     fn a_delete_proceeds_whatever_is_desired() {
         let deleting = Intent::Deleting { since: at(0) };
+        let delete = |overdue| Action::Delete { overdue };
         for desired in [IN, OUT, Desired::Unknown, Desired::Gone { since: at(0) }] {
-            assert_eq!(
-                next_at(59, &deleting, desired),
-                Action::Delete { overdue: false }
-            );
-            assert_eq!(
-                next_at(60, &deleting, desired),
-                Action::Delete { overdue: true }
-            );
+            assert_next(&[
+                (59, deleting.clone(), desired, delete(false)),
+                (60, deleting.clone(), desired, delete(true)),
+            ]);
         }
     }
 
     #[test]
-    fn a_pod_that_is_gone_for_a_moment_may_come_back_and_one_that_stays_away_is_garbage_collected()
-    {
+    fn a_gone_pod_may_come_back_before_it_is_garbage_collected() {
         let gone = Desired::Gone { since: at(0) };
+        let collect = |overdue| Action::GarbageCollect { overdue };
         for intent in every_intent() {
-            assert_eq!(next_at(1, &intent, gone), Action::WaitUntil(at(2)));
-            assert_eq!(
-                next_at(2, &intent, gone),
-                Action::GarbageCollect { overdue: false }
-            );
-            assert_eq!(
-                next_at(599, &intent, gone),
-                Action::GarbageCollect { overdue: false }
-            );
-            assert_eq!(
-                next_at(600, &intent, gone),
-                Action::GarbageCollect { overdue: true }
-            );
+            assert_next(&[
+                (1, intent.clone(), gone, Action::WaitUntil(at(2))),
+                (2, intent.clone(), gone, collect(false)),
+                (599, intent.clone(), gone, collect(false)),
+                (600, intent, gone, collect(true)),
+            ]);
         }
     }
 }

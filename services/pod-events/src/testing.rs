@@ -28,13 +28,14 @@ use crate::{
     clients::Clients,
     config::{Config, KEYS},
     counters::{Counters, Phases},
+    decide::{Policy, Selectors},
     drift::Repairs,
     injection::Injection,
     leave_mode::LeaveMode,
     owners::Owners,
     pipeline::{Pipeline, Revisions, Synced},
     pod::{Namespace, Pod},
-    redirection::{Capture, Proxy, Redirection, Requested, Sidecar},
+    redirection::{Capture, Permissions, Proxy, Redirection, Requested, Sidecar},
     source::Source,
     status::StatusReporter,
     task::{AddCall, Shared},
@@ -91,6 +92,17 @@ pub(crate) fn injection() -> Injection {
     Injection::detect(None, Some(&annotations), &spec).unwrap()
 }
 
+/// Returns a policy that leaves nothing out.
+pub(crate) fn policy(selectors: &Selectors) -> Policy<'_> {
+    Policy {
+        selectors,
+        excluded: &[],
+        pods_may: Permissions::default(),
+        sidecars: true,
+        is_uninstalling: false,
+    }
+}
+
 pub(crate) fn capture() -> Capture {
     Capture::default()
 }
@@ -120,6 +132,12 @@ pub(crate) fn record(container_id: &str) -> Record {
         runtime_uid: None,
         admitted_unenrolled: false,
         redirection: Redirection::default(),
+    }
+}
+
+pub(crate) fn enrolled() -> Intent {
+    Intent::Enrolled {
+        fingerprint: "f".to_owned(),
     }
 }
 

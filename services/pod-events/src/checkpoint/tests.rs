@@ -2,7 +2,7 @@ use super::*;
 use crate::{
     boottime::BootInstant,
     redirection::{Exclusions, Inbound, Proxy, RequestedSettings, Selection, Sidecar},
-    testing::{pod, record},
+    testing::{enrolled, pod, record, to_sidecar},
 };
 
 const ID: NetnsId = NetnsId {
@@ -18,7 +18,7 @@ fn checkpoint() -> (tempfile::TempDir, Checkpoint) {
 }
 
 #[test]
-fn what_a_step_found_out_is_in_the_records_and_not_in_the_file_until_it_is_written() {
+fn held_findings_are_in_the_records_but_not_yet_in_the_file() {
     let (_dir, checkpoint) = checkpoint();
     let begun = Record {
         intent: Intent::Enrolling,
@@ -50,7 +50,7 @@ fn what_a_step_found_out_is_in_the_records_and_not_in_the_file_until_it_is_writt
 }
 
 #[test]
-fn a_record_that_cannot_be_written_leaves_nothing_and_what_was_written_before_stays() {
+fn a_record_that_cannot_be_written_leaves_no_file_behind() {
     let (dir, checkpoint) = checkpoint();
     let [known, refused] = ["c1", "c2"].map(record);
     checkpoint.write(&known).unwrap();
@@ -79,13 +79,12 @@ fn parse(text: &str) -> Record {
 #[test]
 fn each_intent_is_rendered_and_parsed_as_other_releases_do() {
     let since = BootInstant::after_boot(std::time::Duration::from_millis(1_234_567));
-    let fingerprint = "f".to_owned();
     let intents = [
         Intent::Out,
         Intent::Enrolling,
         Intent::Adopted,
         Intent::Legacy,
-        Intent::Enrolled { fingerprint },
+        enrolled(),
         Intent::Announcing,
         Intent::Leaving { since },
         Intent::Draining { since },
@@ -165,16 +164,12 @@ fn sidecar() -> Sidecar {
 }
 
 #[test]
-fn a_sidecars_redirection_is_detached_where_it_is_applied_without_a_claim() {
+fn an_applied_sidecar_redirection_without_a_claim_is_detached() {
     let of = |redirection: Redirection, intent| Record {
         redirection,
         intent,
         ..record("c1")
     };
-    let enrolled = || Intent::Enrolled {
-        fingerprint: "f".into(),
-    };
-    let to_sidecar = || Redirection::Sidecar(Box::new(sidecar()));
     assert!(of(to_sidecar(), enrolled()).is_detached());
     assert!(!of(to_sidecar(), Intent::Adopted).is_detached());
     assert!(!of(Redirection::default(), enrolled()).is_detached());
@@ -186,7 +181,7 @@ fn a_sidecars_redirection_is_detached_where_it_is_applied_without_a_claim() {
 }
 
 #[test]
-fn a_record_is_of_the_pod_of_its_uid_its_hash_or_where_there_was_none_its_name() {
+fn a_record_belongs_to_its_pod_by_uid_hash_or_else_name() {
     let of = |uid: &str, hash: Option<&str>| {
         let mut pod = pod("shop", "web");
         pod.pod.uid = uid.parse().unwrap();
@@ -208,16 +203,6 @@ fn a_record_is_of_the_pod_of_its_uid_its_hash_or_where_there_was_none_its_name()
     assert!(!unnamed.belongs_to(&of("another", None)));
     unnamed.pod.uid = "c1".parse().unwrap();
     assert!(unnamed.belongs_to(&of("another", None)));
-}
-
-#[test]
-fn a_removed_record_is_gone_and_may_be_removed_again() {
-    let (_dir, checkpoint) = checkpoint();
-    let record = record("c1");
-    checkpoint.write(&record).unwrap();
-    checkpoint.remove(&record.sandbox).unwrap();
-    checkpoint.remove(&record.sandbox).unwrap();
-    assert!(checkpoint.load().unwrap().is_empty());
 }
 
 #[test]
@@ -245,28 +230,20 @@ fn an_unreadable_record_is_set_aside_and_the_others_are_read() {
 }
 
 #[test]
-fn a_write_that_was_cut_short_leaves_the_earlier_record() {
-    let (_dir, checkpoint) = checkpoint();
-    let record = record("c1");
-    checkpoint.write(&record).unwrap();
-    fs::write(
-        checkpoint.path(&record.sandbox).with_extension("tmp"),
-        "{\"sch",
-    )
-    .unwrap();
-    assert_eq!(
-        checkpoint.load().unwrap().into_values().collect::<Vec<_>>(),
-        [record]
-    );
-}
-
-#[test]
-fn sandboxes_that_differ_in_the_interface_alone_have_files_of_their_own() {
+fn each_sandbox_has_a_file_until_its_record_is_removed() {
     let (_dir, checkpoint) = checkpoint();
     let one = record("c1");
     let mut two = one.clone();
     two.sandbox.ifname = "net1".parse().unwrap();
     checkpoint.write(&one).unwrap();
     checkpoint.write(&two).unwrap();
-    assert_eq!(checkpoint.load().unwrap().len(), 2);
+    let temporary = checkpoint.path(&one.sandbox).with_extension("tmp");
+    fs::write(&temporary, "{\"sch").unwrap();
+    let loaded = checkpoint.load().unwrap();
+    assert!(!temporary.exists());
+    assert!(loaded.into_values().eq([one.clone(), two.clone()]));
+    for _ in 0..2 {
+        checkpoint.remove(&one.sandbox).unwrap();
+        assert!(checkpoint.load().unwrap().into_values().eq([two.clone()]));
+    }
 }

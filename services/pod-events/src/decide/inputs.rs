@@ -117,7 +117,7 @@ mod tests {
     use crate::{
         decide::Selectors,
         redirection::{Permissions, Requested},
-        testing::{namespace, pod},
+        testing::{namespace, pod, policy},
     };
 
     fn input(
@@ -129,11 +129,8 @@ mod tests {
         change(&mut pod, &mut namespace);
         let selectors: Selectors = selectors.parse().unwrap();
         let policy = Policy {
-            selectors: &selectors,
-            excluded: &[],
             pods_may: Permissions::parse("keep-existing"),
-            sidecars: true,
-            is_uninstalling: false,
+            ..policy(&selectors)
         };
         collect(&pod, &namespace, is_known, &policy)
     }
@@ -144,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_labels_that_are_read_are_listed_with_their_values_and_no_other() {
+    fn only_labels_of_selectors_are_listed_with_their_values() {
         let selectors = "[{podSelector: {matchLabels: {a: b}}}, {namespaceSelector: {matchExpressions: [{key: c, operator: Exists}]}}]";
         let inputs = input(selectors, true, |pod, namespace| {
             pod.labels = [("a", "x"), ("z", "z")]
@@ -164,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_requested_is_listed_with_whether_it_is_permitted_and_by_whom() {
+    fn requested_settings_are_listed_with_their_permission() {
         let ask = |pod: &mut Pod| {
             let all = [
                 (keys::EXCLUDE_OUTBOUND_PORTS, "5432"),

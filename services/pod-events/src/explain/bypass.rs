@@ -121,7 +121,7 @@ mod tests {
         boottime::BootInstant,
         explain::tests::running_pod,
         redirection::RequestedSettings,
-        testing::{record, sidecar_of},
+        testing::{enrolled, record, sidecar_of},
     };
 
     fn of(enrollment: Enrollment, records: Vec<Record>, flows: u32) -> Vec<String> {
@@ -133,48 +133,51 @@ mod tests {
         sentences(&known, Some(&rules))
     }
 
-    fn with(intent: Intent) -> Vec<Record> {
-        vec![Record {
+    fn with(intent: Intent) -> Record {
+        Record {
             intent,
             ..record("c1")
-        }]
-    }
-
-    fn enrolled() -> Intent {
-        let fingerprint = "f".to_owned();
-        Intent::Enrolled { fingerprint }
+        }
     }
 
     #[test]
-    fn a_pod_that_is_in_sync_bypasses_nothing() {
-        let none: Vec<String> = Vec::new();
-        assert_eq!(of(Enrollment::Ambient, with(enrolled()), 0), none);
-        assert_eq!(of(Enrollment::None, with(Intent::Out), 7), none);
-        assert_eq!(of(Enrollment::None, Vec::new(), 0), none);
+    fn a_pod_that_is_in_sync_or_never_ran_bypasses_nothing() {
+        for (enrollment, records, flows) in [
+            (Enrollment::Ambient, vec![with(enrolled())], 0),
+            (Enrollment::None, vec![with(Intent::Out)], 7),
+            (Enrollment::None, Vec::new(), 0),
+        ] {
+            assert_eq!(of(enrollment, records, flows), [""; 0], "{enrollment:?}");
+        }
+        let mut known = running_pod(Enrollment::Ambient, Vec::new());
+        known.inventory = Arc::default();
+        assert_eq!(sentences(&known, None), [""; 0]);
     }
 
     #[test]
-    fn what_goes_direct_of_a_captured_pod_is_counted() {
-        let sentences = of(Enrollment::Ambient, with(enrolled()), 1);
-        assert_eq!(sentences, ["1 established connection bypasses ztunnel."]);
-        let sentences = of(Enrollment::Ambient, with(enrolled()), 2);
-        assert_eq!(sentences, ["2 established connections bypass ztunnel."]);
+    fn direct_connections_of_a_captured_pod_are_counted() {
+        for (flows, expected) in [
+            (1, "1 established connection bypasses ztunnel."),
+            (2, "2 established connections bypass ztunnel."),
+        ] {
+            let sentences = of(Enrollment::Ambient, vec![with(enrolled())], flows);
+            assert_eq!(sentences, [expected]);
+        }
     }
 
     #[test]
-    fn exclusions_by_sidecar_annotations_are_listed_and_the_built_in_ones_are_not() {
+    fn exclusions_of_sidecars_are_listed_unless_built_in() {
         let of = |annotations: &[(&'static str, &str)]| {
-            let records = vec![Record {
-                intent: enrolled(),
+            let redirected = Record {
                 redirection: sidecar_of(annotations),
                 netns_id: Some(NetnsId {
                     device: 4,
                     inode: 7,
                     cookie: 9,
                 }),
-                ..record("c1")
-            }];
-            of(Enrollment::Sidecar, records, 3)
+                ..with(enrolled())
+            };
+            of(Enrollment::Sidecar, vec![redirected], 3)
         };
         assert_eq!(of(&[]), [""; 0]);
         let ports = (keys::SIDECAR_EXCLUDE_INBOUND_PORTS, "8080,15020");
@@ -190,52 +193,46 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_never_ran_bypasses_nothing() {
-        let mut known = running_pod(Enrollment::Ambient, Vec::new());
-        known.inventory = Arc::default();
-        assert!(sentences(&known, None).is_empty());
-    }
-
-    #[test]
     fn each_way_around_ztunnel_has_its_sentence() {
         let since = BootInstant::BOOT;
         let admitted_unenrolled = vec![Record {
             admitted_unenrolled: true,
             ..record("c1")
         }];
-        let ingress = vec![Record {
-            intent: enrolled(),
+        let ingress = Record {
             redirection: Redirection::Ambient(RequestedSettings {
                 bypass_inbound_capture: true,
                 ..RequestedSettings::default()
             }),
-            ..record("c1")
-        }];
+            ..with(enrolled())
+        };
+        let leaving = vec![with(Intent::Leaving { since })];
+        let draining = vec![with(Intent::Draining { since })];
         for (enrollment, records, expected) in [
             (
                 Enrollment::Unknown,
                 admitted_unenrolled,
                 "admitted unenrolled",
             ),
-            (Enrollment::Ambient, ingress, keys::BYPASS_INBOUND_CAPTURE),
             (
-                Enrollment::None,
-                with(Intent::Leaving { since }),
-                "without HBONE",
+                Enrollment::Ambient,
+                vec![ingress],
+                keys::BYPASS_INBOUND_CAPTURE,
             ),
+            (Enrollment::None, leaving, "without HBONE"),
+            (Enrollment::None, draining, "new connections go direct"),
             (
-                Enrollment::None,
-                with(Intent::Draining { since }),
-                "new connections go direct",
+                Enrollment::Ambient,
+                vec![with(Intent::Enrolling)],
+                "not yet",
             ),
-            (Enrollment::Ambient, with(Intent::Enrolling), "not yet"),
             (Enrollment::Ambient, Vec::new(), "has no known sandbox"),
         ] {
             let sentences = of(enrollment, records, 0);
-            assert!(
-                sentences.len() == 1 && sentences[0].contains(expected),
-                "{expected}: {sentences:?}"
-            );
+            let [sentence] = &sentences[..] else {
+                panic!("{expected}: {sentences:?}");
+            };
+            assert!(sentence.contains(expected), "{expected}: {sentence}");
         }
     }
 }

@@ -56,15 +56,12 @@ mod tests {
     use crate::{boottime::BootInstant, testing::record};
 
     fn described(intent: Intent, next: Option<Action>, due: bool) -> &'static str {
+        let record = Record {
+            intent,
+            ..record("c1")
+        };
         describe(&View {
-            records: vec![
-                Record {
-                    intent,
-                    netns_id: None,
-                    ..record("c1")
-                }
-                .into(),
-            ],
+            records: vec![record.into()],
             next_attempt: due.then(SystemTime::now),
             next,
             ..View::default()
@@ -72,20 +69,17 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_empty_if_nothing_is_due() {
+    fn the_next_attempt_is_described_only_if_it_is_due() {
         assert_eq!(
             described(Intent::Enrolling, Some(Action::Enroll), false),
             ""
         );
         assert_eq!(describe(&View::default()), "");
-    }
-
-    #[test]
-    fn what_failed_is_attempted_again_and_a_wait_is_followed_by_what_it_is_for() {
         let since = BootInstant::BOOT;
         let wait = Some(Action::WaitUntil(since));
+        let enroll = Some(Action::Enroll);
         for (intent, action, expected) in [
-            (Intent::Enrolling, Some(Action::Enroll), "enroll it"),
+            (Intent::Enrolling, enroll, "enroll it"),
             (
                 Intent::Enrolling,
                 None,
@@ -93,7 +87,7 @@ mod tests {
             ),
             (
                 Intent::Adopted,
-                Some(Action::Enroll),
+                enroll,
                 "search the node's processes for its netns",
             ),
             (
@@ -107,11 +101,8 @@ mod tests {
                 "check whether the pod is deleted for good",
             ),
         ] {
-            assert_eq!(
-                described(intent.clone(), action, true),
-                expected,
-                "{intent:?}"
-            );
+            let described = described(intent.clone(), action, true);
+            assert_eq!(described, expected, "{intent:?}");
         }
     }
 }

@@ -104,7 +104,7 @@ mod tests {
         checkpoint::{Intent, Record},
         explain::tests::running_pod,
         task::Refusal,
-        testing::record,
+        testing::{enrolled, record},
     };
 
     fn known(intent: Option<Intent>) -> PodInfo {
@@ -116,11 +116,6 @@ mod tests {
             Enrollment::Ambient,
             intent.map(record).into_iter().collect(),
         )
-    }
-
-    fn enrolled() -> Option<Intent> {
-        let fingerprint = "f".to_owned();
-        Some(Intent::Enrolled { fingerprint })
     }
 
     fn ztunnel(acknowledges: bool) -> ZtunnelReport {
@@ -142,21 +137,21 @@ mod tests {
         let of =
             |intent, rules, ztunnels: &[_]| describe(&known(intent), Some(rules), ztunnels, &[]);
         let nothing = Reason::LabelOnPod.remedy();
-        assert_eq!(of(enrolled(), &in_sync, &served), nothing);
-        assert_eq!(of(enrolled(), &differ, &served), AWAIT_REPAIR);
+        assert_eq!(of(Some(enrolled()), &in_sync, &served), nothing);
+        assert_eq!(of(Some(enrolled()), &differ, &served), AWAIT_REPAIR);
         let absent = Reason::ZtunnelNeverConnected.remedy();
-        assert_eq!(of(enrolled(), &in_sync, &[]), absent);
+        assert_eq!(of(Some(enrolled()), &in_sync, &[]), absent);
         let mute = Reason::ZtunnelSilent.remedy();
-        assert_eq!(of(enrolled(), &in_sync, &[ztunnel(false)]), mute);
+        assert_eq!(of(Some(enrolled()), &in_sync, &[ztunnel(false)]), mute);
         assert_eq!(of(None, &in_sync, &[]), AWAIT_ADD);
         assert_eq!(of(Some(Intent::Enrolling), &in_sync, &[]), AWAIT_NEXT_STEP);
         assert_eq!(
             of(Some(Intent::Announcing), &in_sync, &served),
             AWAIT_NEXT_STEP
         );
-        let unanswered = describe(&known(enrolled()), None, &served, &[silent]);
+        let unanswered = describe(&known(Some(enrolled())), None, &served, &[silent]);
         assert_eq!(unanswered, Reason::DependencyUnavailable.remedy());
-        let mut retried = known(enrolled());
+        let mut retried = known(Some(enrolled()));
         retried.view.next_attempt = Some(SystemTime::now());
         let described = describe(&retried, Some(&in_sync), &served, &[]);
         assert_eq!(described, AWAIT_NEXT_STEP);

@@ -345,18 +345,14 @@ impl Pipeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{record, set_disk_fault, shared};
+    use crate::testing::{enrolled, record, set_disk_fault, shared};
 
     #[tokio::test(start_paused = true)]
-    async fn forward_steps_leave_three_seconds_of_thirty_for_undoing() {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        assert_eq!(deadline - work_deadline(deadline), UNDO_TIMEOUT);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_short_deadline_is_shared_between_doing_and_undoing() {
-        let deadline = Instant::now() + Duration::from_secs(3);
-        assert_eq!(deadline - work_deadline(deadline), Duration::from_secs(1));
+    async fn a_part_of_each_deadline_is_left_for_undoing() {
+        for (seconds, left) in [(30, UNDO_TIMEOUT), (3, Duration::from_secs(1))] {
+            let deadline = deadline_in(seconds);
+            assert_eq!(deadline - work_deadline(deadline), left);
+        }
     }
 
     #[tokio::test]
@@ -366,13 +362,12 @@ mod tests {
         set_disk_fault(|_| Some(Err(std::io::ErrorKind::StorageFull.into())));
         let mut waits = pin!(std::future::pending());
         let context = EnrollContext::background(deadline_in(30), waits.as_mut());
-        let fingerprint = "f".to_owned();
-        let before = Some(Intent::Enrolled { fingerprint });
+        let before = Some(enrolled());
         let (mut record, mut log) = (record("c1"), Timeline::default());
-        let enrolled = shared
+        let answer = shared
             .pipeline
             .enroll(None, before, &mut record, &mut log, context);
-        let failure = enrolled.await.unwrap_err();
+        let failure = answer.await.unwrap_err();
         assert_eq!(failure.reason, Reason::DependencyUnavailable, "{failure}");
         assert!(failure.message.contains("[CHECKPOINT_FAILED]"), "{failure}");
     }
@@ -382,20 +377,11 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(30);
         let mut gone = Box::pin(async { CancelReason::CallerGone });
         let mut waits = Box::pin(std::future::pending::<CancelReason>());
-        assert!(
-            EnrollContext::background(deadline, gone.as_mut())
-                .check_deadline()
-                .is_err()
-        );
-        assert!(
-            EnrollContext::background(Instant::now(), waits.as_mut())
-                .check_deadline()
-                .is_err()
-        );
-        assert!(
-            EnrollContext::background(deadline, waits.as_mut())
-                .check_deadline()
-                .is_ok()
-        );
+        let gone = EnrollContext::background(deadline, gone.as_mut()).check_deadline();
+        assert!(gone.is_err());
+        for (deadline, is_late) in [(Instant::now(), true), (deadline, false)] {
+            let waits = EnrollContext::background(deadline, waits.as_mut()).check_deadline();
+            assert_eq!(waits.is_err(), is_late);
+        }
     }
 }

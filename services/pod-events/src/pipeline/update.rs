@@ -59,6 +59,3 @@ impl Pipeline {
         Ok(())
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -38,63 +38,35 @@ fn parse_port(port: &k8s::ContainerPort) -> Option<DeclaredPort> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    fn with(ports: &[(i32, Option<&str>, Option<&str>)], restart: Option<&str>) -> k8s::Container {
-        let port =
-            |(number, protocol, name): &(i32, Option<&str>, Option<&str>)| k8s::ContainerPort {
-                container_port: *number,
-                protocol: protocol.map(str::to_owned),
-                name: name.map(str::to_owned),
-                ..k8s::ContainerPort::default()
-            };
-        k8s::Container {
-            ports: Some(ports.iter().map(port).collect()),
-            restart_policy: restart.map(str::to_owned),
-            ..k8s::Container::default()
-        }
-    }
-
     #[test]
-    fn ports_are_those_of_containers_and_of_init_containers_that_go_on() {
-        let spec = k8s::PodSpec {
-            containers: vec![with(
-                &[(80, None, Some("http")), (53, Some("UDP"), None)],
-                None,
-            )],
-            init_containers: Some(vec![
-                with(&[(81, Some("TCP"), None)], Some("Always")),
-                with(&[(82, None, None)], None),
-            ]),
-            ..k8s::PodSpec::default()
-        };
-        let found: Vec<_> = declared(&spec)
-            .into_iter()
-            .map(|it| (it.port, it.protocol))
-            .collect();
-        let wanted = [
+    fn tcp_and_udp_ports_of_containers_and_sidecars_are_declared() {
+        let spec = json!({
+            "containers": [
+                {"name": "a", "ports": [{"containerPort": 80, "name": "http"}]},
+                {"name": "b", "ports": [
+                    {"containerPort": 53, "protocol": "UDP"},
+                    {"containerPort": 9, "protocol": "SCTP"},
+                    {"containerPort": 0},
+                    {"containerPort": 70_000},
+                    {"containerPort": -1},
+                ]},
+            ],
+            "initContainers": [
+                {"name": "c", "restartPolicy": "Always", "ports": [{"containerPort": 81, "protocol": "TCP"}]},
+                {"name": "d", "ports": [{"containerPort": 82}]},
+            ],
+        });
+        let spec: k8s::PodSpec = serde_json::from_value(spec).unwrap();
+        let found = declared(&spec).into_iter().map(|it| (it.port, it.protocol));
+        let expected = [
             (80, Protocol::Tcp),
             (53, Protocol::Udp),
             (81, Protocol::Tcp),
         ];
-        assert_eq!(found, wanted);
-    }
-
-    #[test]
-    fn what_is_no_port_of_tcp_or_udp_is_left_out() {
-        let odd = with(
-            &[
-                (0, None, None),
-                (70_000, None, None),
-                (-1, None, None),
-                (9, Some("SCTP"), None),
-            ],
-            None,
-        );
-        let spec = k8s::PodSpec {
-            containers: vec![odd],
-            ..k8s::PodSpec::default()
-        };
-        assert_eq!(declared(&spec), []);
+        assert_eq!(found.collect::<Vec<_>>(), expected);
     }
 }

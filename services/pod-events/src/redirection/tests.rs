@@ -26,39 +26,25 @@ fn of(settings: &RequestedSettings) -> wire::AmbientRedirection {
 }
 
 #[test]
-fn the_node_decides_for_a_pod_that_asks_for_nothing() {
-    let request = of(&settings(&[]));
-    assert!(request.dns_capture && !request.bypass_inbound_capture);
-    assert_eq!(request.ipv6(), wire::Ipv6Capture::Off);
-}
-
-#[test]
-fn a_pod_decides_on_its_name_resolution_in_either_direction() {
-    for (text, captured) in [
-        ("false", false),
-        ("0", false),
-        ("true", true),
-        ("nonsense", true),
+fn a_pod_overrides_the_node_with_booleans_as_go_parses_them() {
+    let nothing = of(&settings(&[]));
+    assert!(nothing.dns_capture && !nothing.bypass_inbound_capture);
+    assert_eq!(nothing.ipv6(), wire::Ipv6Capture::Off);
+    for (text, dns_capture, bypasses) in [
+        ("true", true, true),
+        ("T", true, true),
+        ("false", false, false),
+        ("0", false, false),
+        ("yes", true, false),
+        ("", true, false),
     ] {
-        let request = of(&settings(&[(keys::DNS_CAPTURE, text)]));
-        assert_eq!(request.dns_capture, captured, "{text}");
+        let annotations = [keys::DNS_CAPTURE, keys::BYPASS_INBOUND_CAPTURE];
+        let request = of(&settings(&annotations.map(|name| (name, text))));
+        assert_eq!(request.dns_capture, dns_capture, "{text}");
+        assert_eq!(request.bypass_inbound_capture, bypasses, "{text}");
     }
-}
-
-#[test]
-fn ingress_mode_is_asked_for_with_what_go_takes_for_true() {
-    for (text, bypassed) in [("true", true), ("T", true), ("yes", false), ("", false)] {
-        let request = of(&settings(&[(keys::BYPASS_INBOUND_CAPTURE, text)]));
-        assert_eq!(request.bypass_inbound_capture, bypassed, "{text}");
-    }
-}
-
-#[test]
-fn interfaces_are_named_with_commas_between_them() {
-    let request = of(&settings(&[(
-        keys::REROUTE_VIRTUAL_INTERFACES,
-        " vm0, ,net1,",
-    )]));
+    let interfaces = (keys::REROUTE_VIRTUAL_INTERFACES, " vm0, ,net1,");
+    let request = of(&settings(&[interfaces]));
     assert_eq!(request.reroute_virtual_interfaces, ["vm0", "net1"]);
 }
 
@@ -66,7 +52,7 @@ const LEFT_ALONE: (&str, &str) = (keys::EXCLUDE_OUTBOUND_PORTS, "5432");
 const KEPT: (&str, &str) = (keys::KEEP_EXISTING_CONNECTIONS, "true");
 
 #[test]
-fn what_needs_a_permission_is_granted_by_the_namespace_or_the_node_or_left_out() {
+fn privileged_settings_need_a_permission_of_namespace_or_node() {
     let requested = requested(&[LEFT_ALONE, KEPT, (keys::DNS_CAPTURE, "false")]);
     for (namespace, node, excludes, keeps) in [
         ("", "", false, false),
@@ -89,7 +75,7 @@ fn what_needs_a_permission_is_granted_by_the_namespace_or_the_node_or_left_out()
 }
 
 #[test]
-fn what_cannot_be_understood_is_refused_where_it_is_permitted_and_left_out_where_not() {
+fn malformed_settings_are_refused_only_where_permitted() {
     let requested = requested(&[LEFT_ALONE, (keys::EXCLUDE_INBOUND_CIDRS, "everywhere")]);
     let error = granted(&requested, permit("exclude"), permit("")).unwrap_err();
     assert_eq!(error.annotation, keys::EXCLUDE_INBOUND_CIDRS);
@@ -98,7 +84,7 @@ fn what_cannot_be_understood_is_refused_where_it_is_permitted_and_left_out_where
 }
 
 #[test]
-fn everything_that_needs_a_permission_is_listed_by_the_annotations_name() {
+fn privileged_settings_are_listed_by_their_annotation() {
     let privileged = |annotations: &[(&str, &str)]| {
         let requested = requested(annotations);
         let names = requested

@@ -328,12 +328,7 @@ mod tests {
         };
         let query = Query::parse(request).unwrap();
         assert_eq!(query.labels.len(), 2);
-        let ports: Vec<_> = query
-            .ports
-            .into_values()
-            .flatten()
-            .map(|(port, _)| port)
-            .collect();
-        assert_eq!(ports, [(Protocol::Tcp, 80), (Protocol::Udp, 80)]);
+        let ports = query.ports.into_values().flatten().map(|(port, _)| port);
+        assert!(ports.eq([(Protocol::Tcp, 80), (Protocol::Udp, 80)]));
     }
 }

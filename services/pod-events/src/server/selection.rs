@@ -92,15 +92,13 @@ impl Filter {
 mod tests {
     use super::*;
 
-    fn selection(namespace: &str, name: &str) -> Selection {
-        let (namespace, name) = (namespace.to_owned(), name.to_owned());
-        let uid = String::new();
-        Selection::parse(Some(types::PodSelector {
+    fn selector(namespace: &str, name: &str, uid: &str) -> Option<types::PodSelector> {
+        let [namespace, name, uid] = [namespace, name, uid].map(str::to_owned);
+        Some(types::PodSelector {
             namespace,
             name,
             uid,
-        }))
-        .unwrap()
+        })
     }
 
     #[test]
@@ -114,22 +112,20 @@ mod tests {
             ("bank", "", false),
             ("shop", "db", false),
         ] {
-            assert_eq!(
-                selection(namespace, name).matches_key(&key),
-                matches,
-                "{namespace}/{name}"
-            );
+            let selection = Selection::parse(selector(namespace, name, "")).unwrap();
+            assert_eq!(selection.matches_key(&key), matches, "{namespace}/{name}");
         }
         assert_eq!(Selection::parse(None).unwrap(), Selection::default());
     }
 
+    fn filter(change: impl FnOnce(&mut wire::ListPodsRequest)) -> Result<Filter, Invalid> {
+        let mut request = wire::ListPodsRequest::default();
+        change(&mut request);
+        Filter::parse(request)
+    }
+
     #[test]
     fn each_filter_narrows_what_the_others_leave() {
-        let filter = |change: fn(&mut wire::ListPodsRequest)| {
-            let mut request = wire::ListPodsRequest::default();
-            change(&mut request);
-            Filter::parse(request)
-        };
         let refused = wire::PodSummary {
             state: wire::PodState::Out.into(),
             desired: types::Enrollment::Ambient.into(),
@@ -142,36 +138,31 @@ mod tests {
             let_through: true,
             ..wire::PodSummary::default()
         };
-        let matches = |change| {
+        type Change = fn(&mut wire::ListPodsRequest);
+        let filters: [(Change, bool, bool); 6] = [
+            (|_| (), true, true),
+            (|it| it.amiss = true, true, true),
+            (|it| it.let_through = true, false, true),
+            (|it| it.states = vec![3], false, false),
+            (|it| it.states = vec![3, 1], true, true),
+            (|it| it.desired = vec![2], true, false),
+        ];
+        for (index, (change, of_refused, of_through)) in filters.into_iter().enumerate() {
             let filter = filter(change).unwrap();
-            (filter.matches(&refused), filter.matches(&through))
-        };
-        assert_eq!(matches(|_| ()), (true, true));
-        assert_eq!(matches(|it| it.amiss = true), (true, true));
-        assert_eq!(matches(|it| it.let_through = true), (false, true));
-        assert_eq!(matches(|it| it.states = vec![3]), (false, false));
-        assert_eq!(matches(|it| it.states = vec![3, 1]), (true, true));
-        assert_eq!(matches(|it| it.desired = vec![2]), (true, false));
-        for unknown in [0, 99, -1] {
-            let request = wire::ListPodsRequest {
-                states: vec![unknown],
-                ..wire::ListPodsRequest::default()
-            };
-            assert_eq!(Filter::parse(request).unwrap_err().field(), "states");
-            let request = wire::ListPodsRequest {
-                desired: vec![1, unknown],
-                ..wire::ListPodsRequest::default()
-            };
-            assert_eq!(Filter::parse(request).unwrap_err().field(), "desired");
+            let matches = (filter.matches(&refused), filter.matches(&through));
+            assert_eq!(matches, (of_refused, of_through), "filter {index}");
         }
-        assert_eq!(
-            filter(|it| it.pod = Some(types::PodSelector {
-                uid: "-".into(),
-                ..Default::default()
-            }))
-            .unwrap_err()
-            .field(),
-            "pod.uid"
-        );
+    }
+
+    #[test]
+    fn invalid_fields_of_a_filter_are_named() {
+        let field = |change: &dyn Fn(&mut wire::ListPodsRequest)| {
+            filter(change).unwrap_err().field().to_owned()
+        };
+        for unknown in [0, 99, -1] {
+            assert_eq!(field(&|it| it.states = vec![unknown]), "states");
+            assert_eq!(field(&|it| it.desired = vec![1, unknown]), "desired");
+        }
+        assert_eq!(field(&|it| it.pod = selector("", "", "-")), "pod.uid");
     }
 }

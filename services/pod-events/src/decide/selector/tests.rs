@@ -151,7 +151,7 @@ proptest! {
     }
 
     #[test]
-    fn an_unknown_namespace_decides_exactly_where_an_entry_matches_with_some_of_its_labels_and_none_with_all(
+    fn an_unknown_namespace_decides_only_where_its_labels_matter(
         entries in vec((option::of(selector()), option::of(selector())), 0..4),
         pod in some_labels(),
     ) {
@@ -172,43 +172,6 @@ proptest! {
             Selected::Not { .. } => prop_assert!(!maybe),
         }
     }
-}
-
-#[test]
-fn the_default_is_the_two_selectors_of_istios_chart() {
-    let selectors: Selectors = keys::ISTIO_SELECTORS.parse().unwrap();
-    let select = |pod: Option<&str>, of_namespace: Option<&str>| {
-        let mode = |mode: Option<&str>| {
-            let label = mode.map(|mode| (keys::DATAPLANE_MODE, mode));
-            labels(label.as_slice())
-        };
-        let mut namespace = namespace("shop");
-        namespace.labels = mode(of_namespace);
-        selectors.select(&mode(pod), &namespace, true)
-    };
-    let by = |entry, by_namespace| Selected::By {
-        entry,
-        by_namespace,
-    };
-    assert_eq!(select(Some("ambient"), None), by(1, false));
-    assert_eq!(select(Some("ambient"), Some("ambient")), by(1, false));
-    assert_eq!(select(None, Some("ambient")), by(2, true));
-    assert_eq!(select(Some("other"), Some("ambient")), by(2, true));
-    for (pod, namespace) in [
-        (None, None),
-        (None, Some("none")),
-        (Some("none"), Some("ambient")),
-    ] {
-        assert!(
-            matches!(select(pod, namespace), Selected::Not { .. }),
-            "{pod:?} {namespace:?}"
-        );
-    }
-    let read = BTreeSet::from([keys::DATAPLANE_MODE.to_owned()]);
-    assert_eq!(
-        (selectors.pod_keys(), selectors.namespace_keys()),
-        (read.clone(), read)
-    );
 }
 
 #[test]

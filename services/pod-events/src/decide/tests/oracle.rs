@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::super::*;
 use crate::{
     redirection::Redirection,
-    testing::{capture, namespace},
+    testing::{capture, namespace, policy},
 };
 use pods::pods;
 
@@ -218,7 +218,7 @@ fn id(pod: &Value, name: &str) -> u32 {
     let value = proxy(pod).unwrap_or(&Value::Null)["securityContext"][name].as_u64();
     match value {
         None | Some(0) => 1337,
-        Some(id) => u32::try_from(id).unwrap(),
+        Some(id) => u32::try_from(id).unwrap_or(1337),
     }
 }
 
@@ -296,17 +296,13 @@ fn redirection(pod: &Value) -> Result<wire::SidecarRedirection, String> {
 fn decided(pod: &Value, is_excluded: bool) -> Verdict {
     let pod: k8s::Pod = serde_json::from_value(pod.clone()).unwrap();
     let pod = Pod::try_from(pod).unwrap();
-    let excluded = if is_excluded {
-        vec!["shop".parse().unwrap()]
-    } else {
-        Vec::new()
-    };
+    let excluded = [if is_excluded { "shop" } else { "kube-system" }
+        .parse()
+        .unwrap()];
+    let selectors = keys::ISTIO_SELECTORS.parse().unwrap();
     let policy = Policy {
-        selectors: &keys::ISTIO_SELECTORS.parse().unwrap(),
         excluded: &excluded,
-        pods_may: Permissions::default(),
-        sidecars: true,
-        is_uninstalling: false,
+        ..policy(&selectors)
     };
     let decision = decide(&pod, &namespace("shop"), true, &policy);
     match decision.enrollment {

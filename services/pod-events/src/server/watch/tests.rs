@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, fs, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use futures_util::{FutureExt as _, StreamExt as _};
 use inpod_proto::failure_of;
@@ -11,6 +11,18 @@ use crate::{checkpoint::Record, testing};
 type Events =
     std::pin::Pin<Box<dyn Stream<Item = Result<WatchEnrollmentsResponse, Status>> + Send>>;
 
+const AMBIENT: &str = "istio.io/dataplane-mode: ambient";
+
+fn write_pod(directory: &Path, name: &str, uid: &str, labels: &str) {
+    let manifest = format!(
+        "kind: Pod\nmetadata: {{namespace: shop, name: {name}, uid: {uid}, labels: {{{labels}}}}}\nspec: {{nodeName: node-1, containers: []}}\n"
+    );
+    // The rename makes the write atomic.
+    let path = directory.join(format!("{name}.yaml"));
+    fs::write(path.with_extension("tmp"), manifest).unwrap();
+    fs::rename(path.with_extension("tmp"), path).unwrap();
+}
+
 struct Fixture {
     dir: TempDir,
     shared: Arc<Shared>,
@@ -20,27 +32,15 @@ struct Fixture {
 impl Fixture {
     async fn new(records: Vec<Record>) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        Self::write_pod(&dir, "db", "").unwrap();
+        write_pod(dir.path(), "db", "uid-of-db", "");
         let shared = testing::shared(dir.path()).await;
-        let known: BTreeMap<_, _> = records
-            .into_iter()
-            .map(|record| (record.sandbox.clone(), record))
-            .collect();
+        let records = records.into_iter();
+        let known = records.map(|record| (record.sandbox.clone(), record));
         Self {
-            registry: Registry::new(Arc::clone(&shared), known),
+            registry: Registry::new(Arc::clone(&shared), known.collect()),
             shared,
             dir,
         }
-    }
-
-    fn write_pod(dir: &TempDir, name: &str, labels: &str) -> std::io::Result<()> {
-        let manifest = format!(
-            "kind: Pod\nmetadata: {{namespace: shop, name: {name}, uid: uid-of-{name}, labels: {{{labels}}}}}\nspec: {{nodeName: node-1, containers: []}}\n"
-        );
-        // The rename makes the write atomic.
-        let path = dir.path().join(format!("{name}.yaml"));
-        fs::write(path.with_extension("tmp"), manifest)?;
-        fs::rename(path.with_extension("tmp"), path)
     }
 
     fn watch(&self, selection: Selection) -> Events {
@@ -70,15 +70,15 @@ async fn first(events: &mut Events) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_state_comes_first_then_each_change_of_what_the_source_shows() {
+async fn the_state_comes_first_then_each_change_of_the_source() {
     let fixture = Fixture::new(vec![testing::record("c1")]).await;
     let mut events = fixture.watch(Selection::default());
     let state = ["run-1", "uid-of-db None", "uid-of-web None", "complete"];
     assert_eq!(first(&mut events).await, state);
     assert!(events.next().now_or_never().is_none());
-    Fixture::write_pod(&fixture.dir, "db", "istio.io/dataplane-mode: ambient").unwrap();
+    write_pod(fixture.dir.path(), "db", "uid-of-db", AMBIENT);
     assert_eq!(next(&mut events).await, "uid-of-db Ambient");
-    Fixture::write_pod(&fixture.dir, "api", "").unwrap();
+    write_pod(fixture.dir.path(), "api", "uid-of-api", "");
     assert_eq!(next(&mut events).await, "uid-of-api None");
     fs::remove_file(fixture.dir.path().join("api.yaml")).unwrap();
     assert_eq!(next(&mut events).await, "uid-of-api gone");
@@ -108,8 +108,8 @@ async fn only_selected_pods_are_sent() {
         first(&mut events).await,
         ["run-1", "uid-of-db None", "complete"]
     );
-    Fixture::write_pod(&fixture.dir, "api", "").unwrap();
-    Fixture::write_pod(&fixture.dir, "db", "istio.io/dataplane-mode: ambient").unwrap();
+    write_pod(fixture.dir.path(), "api", "uid-of-api", "");
+    write_pod(fixture.dir.path(), "db", "uid-of-db", AMBIENT);
     assert_eq!(next(&mut events).await, "uid-of-db Ambient");
 }
 
@@ -118,16 +118,13 @@ async fn a_recreated_pod_is_gone_before_its_successor_is_sent() {
     let fixture = Fixture::new(Vec::new()).await;
     let mut events = fixture.watch(Selection::default());
     first(&mut events).await;
-    let successor = "kind: Pod\nmetadata: {namespace: shop, name: db, uid: another}\nspec: {nodeName: node-1, containers: []}\n";
-    let path = fixture.dir.path().join("db.yaml");
-    fs::write(path.with_extension("tmp"), successor).unwrap();
-    fs::rename(path.with_extension("tmp"), path).unwrap();
+    write_pod(fixture.dir.path(), "db", "another", "");
     assert_eq!(next(&mut events).await, "uid-of-db gone");
     assert_eq!(next(&mut events).await, "another None");
 }
 
 #[tokio::test]
-async fn a_client_that_reads_nothing_is_asked_to_read_again_and_the_stream_ends() {
+async fn the_stream_of_a_client_that_reads_nothing_ends() {
     let fixture = Fixture::new(Vec::new()).await;
     let mut events = fixture.watch(Selection::default());
     first(&mut events).await;

@@ -22,7 +22,10 @@ fn ports() -> BoxedStrategy<String> {
         let all: Vec<_> = all.iter().map(u32::to_string).collect();
         all.join(",")
     });
-    let usual = list(good, &["", "x", "-1", "65536", "*", "8 0"]);
+    let usual = list(
+        good,
+        &["", "x", "-1", "+1", "٨٠", "65536", "*", "8 0", "8;0", "8-9"],
+    );
     prop_oneof![9 => usual, 1 => long].boxed()
 }
 
@@ -41,6 +44,9 @@ fn networks() -> BoxedStrategy<String> {
         " 10.0.0.0/8",
         "10.0.0.0",
         "10.0.0.0/33",
+        "10.0.0.0/+8",
+        "010.0.0.0/8",
+        "fd00::%eth0/64",
         "::ffff:1.2.3.4/128",
         "1.2.3.4/08",
         "*",
@@ -50,7 +56,10 @@ fn networks() -> BoxedStrategy<String> {
 
 fn names() -> BoxedStrategy<String> {
     let good = &["eth0", " net1 ", "a-b_c.d", "Z9"];
-    list(good, &["", "0a", "a b", "sixteen-bytes-ab", "*"])
+    list(
+        good,
+        &["", "0a", "-i", "éth0", "a\nb", "sixteen-bytes-ab", "*"],
+    )
 }
 
 fn one(
@@ -113,11 +122,21 @@ fn proxies() -> impl Strategy<Value = Value> {
         json!(["proxy", "sidecar", "router"]),
         json!(["proxy"]),
         json!([]),
+        json!(null),
         json!(["proxy", "router"]),
         json!(["proxy", ""]),
         json!(["other", "router"]),
     ]);
-    let id = || option::of(select(vec![0_i64, 1, 1337, 2000, 4_294_967_295]));
+    let id = || {
+        option::of(select(vec![
+            -1,
+            0,
+            1,
+            1337,
+            4_294_967_295,
+            4_294_967_296_i64,
+        ]))
+    };
     let context = option::weighted(0.8, (id(), id()));
     (vec(variable, 0..4), args, context).prop_map(|(env, args, context)| {
         let context = context.map(|(user, group)| json!({"runAsUser": user, "runAsGroup": group}));
@@ -130,32 +149,14 @@ pub(super) fn pods() -> impl Strategy<Value = Value> {
         option::weighted(0.2, text_of(&["true", "false", "False", ""])),
         option::weighted(0.3, text_of(&["ambient", "none"])),
     );
-    let place = select(vec![
-        "containers",
-        "containers",
-        "initContainers",
-        "nowhere",
-    ]);
-    let init = select(vec![
-        "istio-validation",
-        "istio-validation",
-        "setup",
-        "setup",
-        "setup",
-        "istio-init",
-    ]);
-    let phase = select(vec![
-        "Running",
-        "Running",
-        "Running",
-        "Running",
-        "Pending",
-        "Failed",
-        "Succeeded",
-    ]);
+    let places = &["containers", "containers", "initContainers", "nowhere"];
+    let init =
+        prop_oneof![5 => text_of(&["istio-validation", "setup"]), 1 => text_of(&["istio-init"])];
+    let phase =
+        prop_oneof![4 => text_of(&["Running"]), 3 => text_of(&["Pending", "Failed", "Succeeded"])];
     let rest = (
         proxies(),
-        place,
+        text_of(places),
         init,
         phase,
         proptest::bool::weighted(0.05),
@@ -180,7 +181,7 @@ pub(super) fn pods() -> impl Strategy<Value = Value> {
                 pod["metadata"]["labels"][name] = value.into();
             }
         }
-        if let Some(list) = pod["spec"].get_mut(place).and_then(Value::as_array_mut) {
+        if let Some(list) = pod["spec"].get_mut(&place).and_then(Value::as_array_mut) {
             list.push(proxy);
         }
         pod
