@@ -190,7 +190,7 @@ fn expected_annotation(known: &PodInfo) -> String {
     let Some(pod) = known.shown() else {
         return String::new();
     };
-    let status = PodStatus::of(pod, Some(&known.view), &known.decision, true);
+    let status = PodStatus::of(pod, &known.view, &known.decision, true);
     match status.desired() {
         Some(mark) => mark.value().unwrap_or_default().to_owned(),
         None => shown_annotation(known),

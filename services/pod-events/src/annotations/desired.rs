@@ -1,4 +1,4 @@
-//! Computes a pod's annotation from its status and its desired enrollment.
+//! Computes a pod's annotation, and the Events of its failures, from its status and its desired enrollment.
 //!
 //! Peers use HBONE with a pod that has the value `enabled`. The value changes only at enrollment, at withdrawal and
 //! with a new sandbox. The value does not reflect whether a ztunnel is running, as with Istio's agent
@@ -11,7 +11,7 @@ use crate::{
     decide::Decision,
     pipeline::is_transient,
     pod::Pod,
-    status::Annotation,
+    status::{Annotation, EventKind},
     task::View,
 };
 
@@ -20,91 +20,97 @@ pub(crate) struct PodStatus<'a> {
     pub(crate) pod: &'a Pod,
     pub(crate) record: Option<&'a Record>,
     pub(crate) failure: Option<&'a Failure>,
-    pub(crate) wanted: Enrollment,
-    pub(crate) why: Reason,
+    pub(crate) decision: Decision,
     /// Set once the pods that ran before this process are adopted: from then on, a pod without a record has no sandbox.
-    pub(crate) adoption_done: bool,
+    pub(crate) adopted: bool,
 }
+
+/// The last failure of a pod that an Event reported, until the pod joins the mesh.
+#[derive(Debug, Default)]
+pub(super) struct ReportedFailure {
+    reason: Option<Reason>,
+    /// Cleared when the failure disappears, so that a returning failure is reported again.
+    is_current: bool,
+}
+
+/// The kind, the reason and the message of an Event.
+type FailureEvent = (EventKind, Reason, String);
 
 impl<'a> PodStatus<'a> {
     /// Combines a pod with its task's view. The failure of the view belongs to the last sandbox, which may be a
     /// successor's.
-    pub(crate) fn of(
-        pod: &'a Pod,
-        view: Option<&'a View>,
-        decision: &Decision,
-        adoption_done: bool,
-    ) -> Self {
-        let records = view.map(|view| view.records.as_slice()).unwrap_or_default();
-        let mut latest = records.iter().rev();
+    pub(crate) fn of(pod: &'a Pod, view: &'a View, decision: &Decision, adopted: bool) -> Self {
+        let mut latest = view.records.iter().rev();
         let record = latest.find(|record| record.belongs_to(pod));
-        let is_last = records.last().is_none_or(|last| last.belongs_to(pod));
-        let failure = view.and_then(|view| view.failure.as_ref());
+        let is_last = view.records.last().is_none_or(|last| last.belongs_to(pod));
+        let failure = view.failure.as_ref();
         Self {
             pod,
             record: record.map(|record| &**record),
             failure: failure.filter(|failure| is_last && !is_transient(failure.reason)),
-            wanted: decision.enrollment,
-            why: decision.reason,
-            adoption_done,
+            decision: *decision,
+            adopted,
         }
+    }
+
+    fn is_enrolled(&self) -> bool {
+        let is_enrolled = |record: &Record| matches!(record.intent, Intent::Enrolled { .. });
+        self.record.is_some_and(is_enrolled)
     }
 
     /// Returns the sandbox in which the pod is Ready and in the mesh.
     pub(crate) fn serving_sandbox(&self) -> Option<&'a SandboxRef> {
         let record = self.record?;
-        let is_enrolled = matches!(record.intent, Intent::Enrolled { .. });
-        let serves = self.pod.is_ready && is_enrolled && !record.redirection.is_sidecar();
+        let serves = self.pod.is_ready && self.is_enrolled() && !record.redirection.is_sidecar();
         serves.then_some(&record.sandbox)
     }
 
     /// Returns `None` if any value is acceptable.
     pub(crate) fn desired(&self) -> Option<Annotation> {
+        use Annotation::{Absent, Enabled, Pending};
+
+        let wanted = self.decision.enrollment;
+        // A terminating pod serves until it ends.
+        let serves_last = self.pod.is_terminating && !self.pod.terminal;
         let Some(record) = self.record else {
-            return self.desired_without_sandbox();
+            return (self.adopted && !serves_last).then_some(Absent);
         };
         if self.pod.terminal {
-            return Some(Annotation::Absent);
+            return Some(Absent);
         }
         if record.uses_sidecar() {
             // Peers connect to the sidecar directly, without ztunnel.
-            return (!self.pod.is_terminating).then_some(Annotation::Absent);
+            return (!serves_last).then_some(Absent);
         }
-        let is_wanted = self.wanted == Enrollment::Ambient;
-        let has_failed = is_wanted && self.failure.is_some();
+        let has_failed = self.failure.is_some() && wanted == Enrollment::Ambient;
+        let is_unwanted = matches!(wanted, Enrollment::None | Enrollment::Sidecar);
+        // A pod that should rejoin but fails passes through `Enrolling` at each attempt, which must not flip the value.
+        let outside = if has_failed { Pending } else { Absent };
         match record.intent {
-            // A pod that should rejoin but fails passes through `Enrolling` at each attempt, which must not flip the
-            // value.
-            Intent::Announcing | Intent::Leaving { .. } | Intent::Draining { .. } => {
-                Some(if has_failed {
-                    Annotation::Pending
-                } else {
-                    Annotation::Absent
-                })
-            }
-            // A terminating pod serves until it ends.
-            _ if self.pod.is_terminating => None,
-            Intent::Enrolled { .. } => Some(Annotation::Enabled),
-            Intent::Adopted | Intent::Legacy | Intent::ServedLegacy | Intent::Deleting { .. } => {
-                None
-            }
-            Intent::Out | Intent::Enrolling if has_failed => Some(Annotation::Pending),
-            Intent::Out => self.desired_when_out(),
-            Intent::Enrolling => None,
+            Intent::Announcing | Intent::Leaving { .. } | Intent::Draining { .. } => Some(outside),
+            _ if serves_last => None,
+            Intent::Enrolled { .. } => Some(Enabled),
+            Intent::Out | Intent::Enrolling if has_failed => Some(outside),
+            Intent::Out if is_unwanted => Some(outside),
+            // The pod is about to be enrolled or to end, or its decision is unknown.
+            Intent::Out | Intent::Enrolling | Intent::Deleting { .. } => None,
+            Intent::Adopted | Intent::Legacy | Intent::ServedLegacy => None,
         }
     }
 
-    fn desired_without_sandbox(&self) -> Option<Annotation> {
-        let serves = self.pod.is_terminating && !self.pod.terminal;
-        (self.adoption_done && !serves).then_some(Annotation::Absent)
-    }
-
-    fn desired_when_out(&self) -> Option<Annotation> {
-        match self.wanted {
-            Enrollment::None | Enrollment::Sidecar => Some(Annotation::Absent),
-            // The pod is about to be enrolled, or its decision is unknown.
-            Enrollment::Ambient | Enrollment::Unknown => None,
+    /// Selects the failures that are worth an Event: new or changed failures, and the end of a failure.
+    pub(super) fn event(&self, reported: &mut ReportedFailure) -> Option<FailureEvent> {
+        let Some(failure) = self.failure else {
+            reported.is_current = false;
+            let reason = reported.reason.take_if(|_| self.is_enrolled())?;
+            let message = format!("Joined the mesh after {}", reason.name());
+            return Some((EventKind::Normal, self.decision.reason, message));
+        };
+        if reported.is_current && reported.reason == Some(failure.reason) {
+            return None;
         }
+        (reported.is_current, reported.reason) = (true, Some(failure.reason));
+        Some((EventKind::Warning, failure.reason, failure.message.clone()))
     }
 }
 
@@ -118,39 +124,40 @@ mod tests {
     struct Case {
         pod: Pod,
         view: View,
-        wanted: Enrollment,
-        adoption_done: bool,
+        decision: Decision,
+        adopted: bool,
     }
 
-    fn status(intent: Intent) -> Case {
+    fn case(intent: Intent) -> Case {
         let mut view = View::default();
         let record = testing::record("c1");
         view.records.push(Record { intent, ..record }.into());
         Case {
             pod: testing::pod("shop", "web"),
             view,
-            wanted: Enrollment::Ambient,
-            adoption_done: true,
+            decision: Decision {
+                enrollment: Enrollment::Ambient,
+                reason: Reason::LabelOnPod,
+            },
+            adopted: true,
         }
     }
 
     fn without_sandbox() -> Case {
-        let mut case = status(Intent::Out);
+        let mut case = case(Intent::Out);
         case.view.records.clear();
         case
     }
 
     impl Case {
-        fn refused(mut self, reason: Reason) -> Self {
+        fn failed(mut self, reason: Reason) -> Self {
             self.view.failure = Some(Failure::new(reason, "no"));
             self
         }
 
-        fn unwanted(self) -> Self {
-            Self {
-                wanted: Enrollment::None,
-                ..self
-            }
+        fn wanted(mut self, enrollment: Enrollment) -> Self {
+            self.decision.enrollment = enrollment;
+            self
         }
 
         fn terminating(mut self) -> Self {
@@ -163,12 +170,13 @@ mod tests {
             self
         }
 
-        fn desired(&self) -> Option<Annotation> {
-            let decision = Decision {
-                enrollment: self.wanted,
-                reason: Reason::NotSelected,
-            };
-            PodStatus::of(&self.pod, Some(&self.view), &decision, self.adoption_done).desired()
+        fn status(&self) -> PodStatus<'_> {
+            PodStatus::of(&self.pod, &self.view, &self.decision, self.adopted)
+        }
+
+        #[track_caller]
+        fn expect(&self, desired: Option<Annotation>) {
+            assert_eq!(self.status().desired(), desired, "{:?}", self.view);
         }
     }
 
@@ -178,119 +186,103 @@ mod tests {
         }
     }
 
-    fn leaving() -> [Intent; 2] {
-        let since = BootInstant::now();
-        [Intent::Leaving { since }, Intent::Draining { since }]
-    }
-
     #[test]
-    fn an_enrolled_pod_keeps_enabled_whatever_fails_afterwards() {
-        assert_eq!(status(enrolled()).desired(), Some(Annotation::Enabled));
-        let away = status(enrolled()).refused(Reason::DependencyUnavailable);
-        assert_eq!(away.desired(), Some(Annotation::Enabled));
-    }
-
-    #[test]
-    fn a_pod_that_is_redirected_to_its_sidecar_has_no_annotation() {
-        let mut case = status(enrolled());
-        case.wanted = Enrollment::Sidecar;
+    fn a_pod_redirected_to_its_sidecar_has_no_annotation() {
+        let mut case = case(enrolled()).wanted(Enrollment::Sidecar);
         Arc::make_mut(&mut case.view.records[0]).redirection = testing::to_sidecar();
-        assert_eq!(case.desired(), Some(Annotation::Absent));
         case.pod.is_ready = true;
-        let decision = Decision {
-            enrollment: Enrollment::Sidecar,
-            reason: Reason::SidecarInjected,
-        };
-        let status = PodStatus::of(&case.pod, Some(&case.view), &decision, true);
-        assert_eq!(status.serving_sandbox(), None);
+        case.expect(Some(Annotation::Absent));
+        assert!(case.status().serving_sandbox().is_none());
     }
 
     #[test]
-    fn a_pod_that_was_not_acknowledged_is_pending_before_and_during_the_next_attempt() {
+    fn a_refused_pod_is_pending_before_and_during_the_next_attempt() {
         for intent in [Intent::Enrolling, Intent::Out] {
-            let refused = status(intent.clone()).refused(Reason::ZtunnelRefused);
-            assert_eq!(refused.desired(), Some(Annotation::Pending), "{intent:?}");
-            assert_eq!(status(intent).desired(), None, "the first attempt");
+            let first_attempt = case(intent.clone());
+            first_attempt.expect(None);
+            let starting = case(intent.clone()).failed(Reason::Starting);
+            starting.expect(None);
+            let refused = case(intent).failed(Reason::ZtunnelRefused);
+            refused.expect(Some(Annotation::Pending));
+        }
+        let enrolled = case(enrolled()).failed(Reason::ZtunnelRefused);
+        enrolled.expect(Some(Annotation::Enabled));
+    }
+
+    #[test]
+    fn a_leaving_pod_has_no_annotation_unless_it_fails_to_rejoin() {
+        let since = BootInstant::now();
+        let leaving = [Intent::Leaving { since }, Intent::Draining { since }];
+        for intent in leaving.into_iter().chain([Intent::Announcing]) {
+            let unwanted = case(intent.clone()).wanted(Enrollment::None);
+            unwanted.expect(Some(Annotation::Absent));
+            unwanted.terminating().expect(Some(Annotation::Absent));
+            let refused = case(intent).failed(Reason::ZtunnelRefused);
+            refused.expect(Some(Annotation::Pending));
         }
     }
 
     #[test]
-    fn a_passing_failure_is_no_refusal() {
-        let passing = status(Intent::Enrolling).refused(Reason::Starting);
-        assert_eq!(passing.desired(), None);
+    fn a_pod_outside_the_mesh_keeps_its_annotation_while_undecided() {
+        case(Intent::Out).wanted(Enrollment::Unknown).expect(None);
+        let unwanted = case(Intent::Out).wanted(Enrollment::None);
+        let refused = unwanted.failed(Reason::ZtunnelRefused);
+        refused.expect(Some(Annotation::Absent));
     }
 
     #[test]
-    fn a_pod_that_leaves_or_should_stay_outside_has_no_annotation() {
-        for intent in leaving() {
-            let desired = status(intent.clone()).unwanted().desired();
-            assert_eq!(desired, Some(Annotation::Absent), "{intent:?}");
-            let desired = status(intent.clone()).unwanted().terminating().desired();
-            assert_eq!(
-                desired,
-                Some(Annotation::Absent),
-                "{intent:?} in its last minute"
-            );
-        }
-        let refused = status(Intent::Out)
-            .unwanted()
-            .refused(Reason::ZtunnelRefused);
-        assert_eq!(refused.desired(), Some(Annotation::Absent));
-    }
-
-    #[test]
-    fn a_pod_that_comes_back_and_cannot_is_pending_between_its_attempts_too() {
-        for intent in leaving() {
-            let desired = status(intent).refused(Reason::ZtunnelRefused).desired();
-            assert_eq!(desired, Some(Annotation::Pending));
-        }
-    }
-
-    #[test]
-    fn pods_of_another_agent_and_pods_that_end_keep_their_annotation() {
+    fn pods_of_another_agent_and_ending_pods_keep_their_annotation() {
         let since = BootInstant::now();
         let legacy = Intent::ServedLegacy;
         for intent in [Intent::Adopted, legacy, Intent::Deleting { since }] {
-            assert_eq!(status(intent).desired(), None);
+            case(intent).expect(None);
         }
-        assert_eq!(status(enrolled()).terminating().desired(), None);
-        assert_eq!(without_sandbox().terminating().desired(), None);
+        for case in [case(enrolled()), without_sandbox()] {
+            let terminating = case.terminating();
+            terminating.expect(None);
+            terminating.terminal().expect(Some(Annotation::Absent));
+        }
     }
 
     #[test]
-    fn a_pod_that_has_ended_has_no_annotation() {
-        assert_eq!(
-            status(enrolled()).terminal().desired(),
-            Some(Annotation::Absent)
-        );
-        let ended = without_sandbox().terminal().terminating();
-        assert_eq!(ended.desired(), Some(Annotation::Absent));
-    }
-
-    #[test]
-    fn a_pod_without_a_sandbox_has_no_annotation_once_adoption_is_done() {
-        assert_eq!(without_sandbox().desired(), Some(Annotation::Absent));
-        let early = Case {
-            adoption_done: false,
-            ..without_sandbox()
-        };
-        assert_eq!(early.desired(), None);
-        assert_eq!(early.terminal().desired(), None);
-    }
-
-    #[test]
-    fn while_the_decision_is_unknown_nothing_changes() {
-        let unknown = Case {
-            wanted: Enrollment::Unknown,
-            ..status(Intent::Out)
-        };
-        assert_eq!(unknown.desired(), None);
+    fn a_pod_without_a_sandbox_has_no_annotation_after_adoption() {
+        let mut case = without_sandbox();
+        case.expect(Some(Annotation::Absent));
+        case.adopted = false;
+        case.expect(None);
+        case.terminal().expect(None);
     }
 
     #[test]
     fn a_sandbox_of_a_predecessor_does_not_affect_a_pod() {
-        let mut case = status(enrolled()).refused(Reason::ZtunnelRefused);
+        let mut case = case(enrolled()).failed(Reason::ZtunnelRefused);
         case.pod.pod.uid = "successor".parse().unwrap();
-        assert_eq!(case.desired(), Some(Annotation::Absent));
+        case.expect(Some(Annotation::Absent));
+    }
+
+    #[test]
+    fn a_failure_is_reported_when_new_changed_repeated_and_resolved() {
+        let (refused, away) = (Reason::ZtunnelRefused, Reason::DependencyUnavailable);
+        let warning = |reason| Some((EventKind::Warning, reason));
+        let joined = Some((EventKind::Normal, Reason::LabelOnPod));
+        let mut reported = ReportedFailure::default();
+        for (intent, failure, expected) in [
+            (Intent::Out, None, None),
+            (Intent::Out, Some(Reason::NotSeeded), None),
+            (Intent::Out, Some(refused), warning(refused)),
+            (Intent::Enrolling, Some(refused), None),
+            (Intent::Out, Some(away), warning(away)),
+            (Intent::Out, Some(Reason::Starting), None),
+            (Intent::Out, Some(away), warning(away)),
+            (enrolled(), None, joined),
+            (enrolled(), None, None),
+        ] {
+            let step = format!("{intent:?} {failure:?}");
+            let mut case = case(intent);
+            case.view.failure = failure.map(|reason| Failure::new(reason, "no"));
+            let event = case.status().event(&mut reported);
+            let event = event.map(|(kind, reason, _)| (kind, reason));
+            assert_eq!(event, expected, "{step}");
+        }
     }
 }

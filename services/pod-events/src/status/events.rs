@@ -2,11 +2,8 @@
 //!
 //! An Event that repeats a recent reason increments the count of the existing series.
 
-use inpod_types::{NodeName, PodRef, Reason};
-use kube::{
-    Client,
-    runtime::events::{Event, EventType, Recorder},
-};
+use inpod_types::{PodRef, Reason};
+use kube::runtime::events::{Event, Recorder};
 use tokio::{sync::mpsc, time::Instant};
 
 use super::{EventKind, metrics::StatusMetrics};
@@ -26,47 +23,35 @@ pub(super) struct QueuedEvent {
 }
 
 pub(super) async fn send(
-    client: Client,
-    node: NodeName,
+    recorder: Recorder,
     mut queue: mpsc::Receiver<QueuedEvent>,
     metrics: StatusMetrics,
 ) {
-    let recorder = Recorder::new(client, inpod_kube::reporter(super::REPORTER, &node));
     while let Some(queued) = queue.recv().await {
         let (event, regarding) = (event_of(&queued), inpod_kube::regarding(&queued.pod));
         match inpod_kube::publish_event(&recorder, &event, &regarding, queued.created).await {
-            Ok(()) => metrics.event("sent"),
+            Ok(()) => metrics.count_event("sent"),
             Err(why) => {
                 tracing::warn!(pod = %queued.pod, reason = %queued.reason, message = queued.message, why, "Could not create an Event");
-                metrics.event("failed");
+                metrics.count_event("failed");
             }
         }
     }
 }
 
 fn event_of(queued: &QueuedEvent) -> Event {
-    let (type_, note) = match queued.kind {
-        EventKind::Normal => (EventType::Normal, queued.message.clone()),
-        EventKind::Warning => {
-            let remedy = queued.reason.remedy();
-            (EventType::Warning, format!("{}. {remedy}", queued.message))
-        }
+    let note = match queued.kind {
+        EventKind::Normal => queued.message.clone(),
+        EventKind::Warning => format!("{}. {}", queued.message, queued.reason.remedy()),
     };
     Event {
-        type_,
-        reason: upper_camel_case(queued.reason.name()),
+        type_: queued.kind,
+        // Kubernetes writes reasons in upper camel case, as the variants are named.
+        reason: format!("{:?}", queued.reason),
         note: Some(inpod_kube::truncate_note(&note)),
         action: ACTION.to_owned(),
         secondary: None,
     }
-}
-
-/// Converts `ZTUNNEL_REFUSED` to `ZtunnelRefused`.
-fn upper_camel_case(name: &str) -> String {
-    let parts = name.split('_').filter_map(|part| part.split_at_checked(1));
-    parts
-        .map(|(first, rest)| format!("{first}{}", rest.to_lowercase()))
-        .collect()
 }
 
 #[cfg(test)]
@@ -74,28 +59,20 @@ mod tests {
     use super::*;
     use crate::testing;
 
-    fn queued(kind: EventKind, message: &str) -> QueuedEvent {
-        QueuedEvent {
-            pod: testing::pod("shop", "web").pod,
-            kind,
-            reason: Reason::ZtunnelRefused,
-            message: message.to_owned(),
-            created: Instant::now(),
-        }
-    }
-
-    #[test]
-    fn a_reason_is_written_as_kubernetes_writes_reasons() {
-        for reason in Reason::ALL {
-            assert_eq!(upper_camel_case(reason.name()), format!("{reason:?}"));
-        }
-    }
-
     #[test]
     fn a_warning_includes_the_remedy() {
-        let note = |message: &str, kind| event_of(&queued(kind, message)).note.unwrap();
+        let note = |kind| {
+            let queued = QueuedEvent {
+                pod: testing::pod("shop", "web").pod,
+                kind,
+                reason: Reason::ZtunnelRefused,
+                message: "No".to_owned(),
+                created: Instant::now(),
+            };
+            event_of(&queued).note.unwrap()
+        };
         let remedy = Reason::ZtunnelRefused.remedy();
-        assert_eq!(note("No", EventKind::Warning), format!("No. {remedy}"));
-        assert_eq!(note("Yes", EventKind::Normal), "Yes");
+        assert_eq!(note(EventKind::Warning), format!("No. {remedy}"));
+        assert_eq!(note(EventKind::Normal), "No");
     }
 }

@@ -1,7 +1,5 @@
 //! Metrics of annotation patches and Events.
 
-use std::time::Duration;
-
 use inpod_service::metrics::{ObservableGauge, duration_histogram};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, histogram::Histogram},
@@ -38,7 +36,7 @@ type ByResult = [(&'static str, &'static str); 1];
 
 #[derive(Clone, Debug)]
 pub(crate) struct StatusMetrics {
-    lag: Histogram,
+    pub(crate) lag: Histogram,
     patches: Family<ByResult, Counter>,
     events: Family<ByResult, Counter>,
 }
@@ -65,15 +63,11 @@ impl StatusMetrics {
         registry.register_collector(ObservableGauge::new(UNMET.name, UNMET.help, unmet));
     }
 
-    pub(crate) fn observe_lag(&self, lag: Duration) {
-        self.lag.observe(lag.as_secs_f64());
-    }
-
-    pub(crate) fn patch(&self, result: &'static str) {
+    pub(crate) fn count_patch(&self, result: &'static str) {
         self.patches.get_or_create(&[("result", result)]).inc();
     }
 
-    pub(crate) fn event(&self, result: &'static str) {
+    pub(crate) fn count_event(&self, result: &'static str) {
         self.events.get_or_create(&[("result", result)]).inc();
     }
 }

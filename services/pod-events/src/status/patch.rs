@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1 as k8s;
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
-    core::{PartialObjectMeta, Status},
+    core::PartialObjectMeta,
 };
 use serde_json::json;
 use tokio::time::timeout;
@@ -16,32 +16,41 @@ use super::queue::{PatchOutcome, PatchRequest};
 
 const PATCH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The annotation's owner in the pod's `managedFields`.
-const FIELD_MANAGER: &str = super::REPORTER;
+/// A value of `ambient.istio.io/redirection`, by which peers see whether a pod is redirected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Annotation {
+    Enabled,
+    /// The pod belongs in the mesh, but no ztunnel has acknowledged the sandbox yet.
+    Pending,
+    Absent,
+}
+
+impl Annotation {
+    pub(crate) fn value(self) -> Option<&'static str> {
+        match self {
+            Self::Enabled => Some(keys::REDIRECTION_ENABLED),
+            Self::Pending => Some(keys::REDIRECTION_PENDING),
+            Self::Absent => None,
+        }
+    }
+}
 
 /// Patches the subresource `pods/status`, because permission for the subresource grants no write access to labels and
 /// spec.
-pub(crate) async fn patch(client: Client, request: &PatchRequest) -> PatchOutcome {
-    let (namespace, name) = &request.key;
-    let api = Api::<PartialObjectMeta<k8s::Pod>>::namespaced(client, namespace.as_str());
+pub(crate) async fn patch(client: Client, request: PatchRequest) -> (PatchRequest, PatchOutcome) {
+    let pod = &request.pod;
+    let api = Api::<PartialObjectMeta<k8s::Pod>>::namespaced(client, pod.namespace.as_str());
     let annotations = json!({keys::REDIRECTION: request.annotation.value()});
-    let change = Patch::Merge(
-        json!({"metadata": {"uid": request.uid.as_str(), "annotations": annotations}}),
-    );
-    let params = PatchParams {
-        field_manager: Some(FIELD_MANAGER.to_owned()),
-        ..PatchParams::default()
-    };
-    match timeout(
-        PATCH_TIMEOUT,
-        api.patch_status(name.as_str(), &params, &change),
-    )
-    .await
-    {
+    let metadata = json!({"uid": pod.uid.as_str(), "annotations": annotations});
+    let change = Patch::Merge(json!({"metadata": metadata}));
+    let params = PatchParams::apply(super::REPORTER);
+    let patched = api.patch_status(pod.name.as_str(), &params, &change);
+    let outcome = match timeout(PATCH_TIMEOUT, patched).await {
         Ok(Ok(_)) => PatchOutcome::Accepted,
         Ok(Err(error)) => outcome_of(&error),
         Err(_) => PatchOutcome::Unanswered("the API server does not answer in time".to_owned()),
-    }
+    };
+    (request, outcome)
 }
 
 fn outcome_of(error: &kube::Error) -> PatchOutcome {
@@ -51,22 +60,19 @@ fn outcome_of(error: &kube::Error) -> PatchOutcome {
     };
     match status.code {
         404 => PatchOutcome::Gone,
-        _ if has_other_uid(status) => PatchOutcome::Gone,
+        // The pod of the same name has another UID. If storage checks the UID, only the message shows the conflict.
+        409 if status.message.contains("UID") => PatchOutcome::Gone,
+        _ if inpod_kube::is_uid_conflict(status) => PatchOutcome::Gone,
         // Client errors are returned before anything is written.
         400..500 => PatchOutcome::Refused(message),
         _ => PatchOutcome::Unanswered(message),
     }
 }
 
-/// Returns whether the pod of the same name has another UID. If storage checks the UID, only the message of the 409
-/// shows the conflict.
-fn has_other_uid(status: &Status) -> bool {
-    let is_precondition = status.code == 409 && status.message.contains("UID");
-    is_precondition || inpod_kube::is_uid_conflict(status)
-}
-
 #[cfg(test)]
 mod tests {
+    use kube::core::Status;
+
     use super::*;
 
     fn outcome(code: u16, message: &str) -> PatchOutcome {
@@ -83,29 +89,20 @@ mod tests {
         assert_eq!(outcome(404, "pods \"web\" not found"), PatchOutcome::Gone);
         let other = "Operation cannot be fulfilled on pods \"web\": Precondition failed: UID in precondition: a, UID in object meta: b";
         assert_eq!(outcome(409, other), PatchOutcome::Gone);
-        let immutable: Status = serde_json::from_value(json!({
-            "code": 422,
-            "message": "Pod \"web\" is invalid: metadata.uid: Invalid value: \"a\": field is immutable",
-            "details": {"causes": [{"reason": "FieldValueInvalid", "field": "metadata.uid"}]},
-        }))
-        .unwrap();
-        let outcome = outcome_of(&kube::Error::Api(Box::new(immutable)));
-        assert_eq!(outcome, PatchOutcome::Gone);
+        let immutable = json!({"code": 422, "details": {"causes": [{"field": "metadata.uid"}]}});
+        let error = kube::Error::Api(serde_json::from_value(immutable).unwrap());
+        assert_eq!(outcome_of(&error), PatchOutcome::Gone);
     }
 
     #[test]
-    fn a_refusal_is_known_not_to_be_written_and_a_failure_of_the_server_is_not() {
+    fn a_client_error_is_a_refusal_and_a_server_error_no_answer() {
         for code in [401, 403, 409, 422, 429] {
-            assert!(
-                matches!(outcome(code, "no"), PatchOutcome::Refused(_)),
-                "{code}"
-            );
+            let is_refused = matches!(outcome(code, "no"), PatchOutcome::Refused(_));
+            assert!(is_refused, "{code}");
         }
         for code in [500, 503, 504] {
-            assert!(
-                matches!(outcome(code, "no"), PatchOutcome::Unanswered(_)),
-                "{code}"
-            );
+            let is_unanswered = matches!(outcome(code, "no"), PatchOutcome::Unanswered(_));
+            assert!(is_unanswered, "{code}");
         }
     }
 }

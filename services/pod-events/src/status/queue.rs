@@ -1,18 +1,13 @@
-//! The pods whose annotation is not in sync, and their patches. The queue performs no I/O and receives the current time
-//! from its callers.
-//!
-//! A pod in sync has no entry.
+//! The annotations of the node's pods, and their patches. The queue performs no I/O and receives the current time from
+//! its callers.
 
-use std::{
-    collections::{BTreeMap, btree_map},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
-use inpod_types::{PodUid, SandboxRef};
+use inpod_types::{PodRef, SandboxRef};
 use tokio::time::Instant;
 
 use super::Annotation;
-use crate::pod::PodKey;
+use crate::pod::Pod;
 
 const MAX_IN_FLIGHT: usize = 8;
 
@@ -31,182 +26,88 @@ pub(crate) const ANNOTATION_TIMEOUT: Duration = Duration::from_secs(10);
 const REFUSAL_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
-pub(crate) struct PatchQueue {
-    entries: BTreeMap<PodKey, Entry>,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct PodObservation<'a> {
-    pub(crate) uid: &'a PodUid,
-    pub(crate) observed: Option<&'a str>,
-    /// `None` if any value is acceptable.
-    pub(crate) desired: Option<Annotation>,
-    /// The sandbox in which the pod is Ready and in the mesh.
-    pub(crate) serving_sandbox: Option<&'a SandboxRef>,
-}
+pub(crate) struct PatchQueue(BTreeMap<PodRef, Entry>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PatchRequest {
-    pub(crate) key: PodKey,
-    pub(crate) uid: PodUid,
+    pub(crate) pod: PodRef,
     pub(crate) annotation: Annotation,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PatchOutcome {
     Accepted,
+    /// The API server no longer has the pod.
     Gone,
     Refused(String),
     /// It is unknown whether the patch was written.
     Unanswered(String),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Entry {
-    uid: PodUid,
-    desired: Option<Annotation>,
-    since: Instant,
     observed: Option<String>,
-    last_write: LastWrite,
-    in_flight: Option<LastWrite>,
-    attempts: u32,
-    retry_at: Instant,
+    desired: Option<Annotation>,
+    /// The time of the last change of the desired value, or of the last observation in sync.
+    since: Option<Instant>,
+    in_flight: bool,
+    /// Set if a patch after the last accepted patch was not answered and may have been written.
+    was_unanswered: bool,
+    /// The last accepted value, which counts until the given time or until the watch shows another value than before.
+    accepted: Option<(Annotation, Instant)>,
+    is_gone: bool,
+    /// The delay after the next failure.
+    retry_delay: Duration,
+    retry_at: Option<Instant>,
     /// The time since which every answer was a refusal.
     refused_since: Option<Instant>,
     error: Option<String>,
-    unannotated: Option<Unannotated>,
-    is_gone: bool,
+    /// The sandbox that serves without the annotation, and since when.
+    unannotated: Option<(SandboxRef, Instant)>,
+    /// The last sandbox that was reported as unannotated.
+    reported: Option<SandboxRef>,
 }
 
-/// The last write, as far as the watch does not show the write yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum LastWrite {
-    Observed,
-    /// The write counts until the watch shows a value other than `replaced`, or until `until`.
-    Accepted {
-        annotation: Annotation,
-        replaced: Option<String>,
-        until: Instant,
-    },
-    Uncertain,
-}
-
-/// A Ready pod of the mesh without the annotation.
-#[derive(Debug)]
-struct Unannotated {
-    sandbox: SandboxRef,
-    since: Option<Instant>,
-    is_reported: bool,
-}
-
-impl LastWrite {
-    fn has_value(&self, annotation: Annotation, observed: Option<&str>, now: Instant) -> bool {
+impl PatchOutcome {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
-            Self::Uncertain => false,
-            Self::Accepted {
-                annotation: accepted,
-                replaced,
-                until,
-            } if replaced.as_deref() == observed && now < *until => *accepted == annotation,
-            Self::Observed | Self::Accepted { .. } => annotation.matches(observed),
+            Self::Accepted => "accepted",
+            Self::Gone => "gone",
+            Self::Refused(_) => "refused",
+            Self::Unanswered(_) => "unanswered",
         }
     }
 }
 
 impl Entry {
-    fn new(observation: &PodObservation<'_>, now: Instant) -> Self {
-        Self {
-            uid: observation.uid.clone(),
-            desired: None,
-            since: now,
-            observed: None,
-            last_write: LastWrite::Observed,
-            in_flight: None,
-            attempts: 0,
-            retry_at: now,
-            refused_since: None,
-            error: None,
-            unannotated: None,
-            is_gone: false,
-        }
+    /// Returns whether the pod may have another value than the watch and the accepted patches show.
+    fn is_uncertain(&self) -> bool {
+        self.in_flight || self.was_unanswered
     }
 
-    fn has_value(&self, annotation: Annotation, now: Instant) -> bool {
-        self.last_write
-            .has_value(annotation, self.observed.as_deref(), now)
+    /// Returns whether the pod is known to have the value, given the value that the watch shows.
+    fn has_value(&self, annotation: Annotation, observed: Option<&str>, now: Instant) -> bool {
+        let is_unchanged = self.observed.as_deref() == observed;
+        let accepted = self
+            .accepted
+            .filter(|(_, until)| is_unchanged && now < *until);
+        let is_shown = annotation.value() == observed;
+        !self.is_uncertain() && accepted.map_or(is_shown, |(value, _)| value == annotation)
     }
 
     fn is_satisfied(&self, now: Instant) -> bool {
-        self.is_gone
-            || self
-                .desired
-                .is_none_or(|annotation| self.has_value(annotation, now))
+        let has_value = |annotation| self.has_value(annotation, self.observed.as_deref(), now);
+        self.is_gone || self.desired.is_none_or(has_value)
     }
 
-    /// Updates an entry. Only a changed desired value cuts a retry delay short.
-    fn observe(&mut self, observation: &PodObservation<'_>, now: Instant) {
-        self.observed = observation.observed.map(str::to_owned);
-        if let LastWrite::Accepted {
-            replaced, until, ..
-        } = &self.last_write
-            && (*replaced != self.observed || now >= *until)
-        {
-            self.last_write = LastWrite::Observed;
-        }
-        if self.desired != observation.desired {
-            self.desired = observation.desired;
-            (self.since, self.retry_at, self.attempts) = (now, now, 0);
-            self.refused_since = None;
-        }
-        if self.is_satisfied(now) {
-            self.error = None;
-            self.since = now;
-        }
-        self.track_unannotated(observation.serving_sandbox, now);
+    fn is_withdrawn(&self, observed: Option<&str>, now: Instant) -> bool {
+        let stays_out = !self.is_uncertain() && self.desired != Some(Annotation::Enabled);
+        self.is_gone || (stays_out && !self.has_value(Annotation::Enabled, observed, now))
     }
 
-    fn track_unannotated(&mut self, serving_sandbox: Option<&SandboxRef>, now: Instant) {
-        let is_unannotated = |_: &&SandboxRef| !self.has_value(Annotation::Enabled, now);
-        let Some(sandbox) = serving_sandbox.filter(is_unannotated) else {
-            if let Some(unannotated) = &mut self.unannotated {
-                unannotated.since = None;
-            }
-            return;
-        };
-        match &mut self.unannotated {
-            Some(unannotated) if unannotated.sandbox == *sandbox => {
-                unannotated.since.get_or_insert(now);
-            }
-            unannotated => {
-                *unannotated = Some(Unannotated {
-                    sandbox: sandbox.clone(),
-                    since: Some(now),
-                    is_reported: false,
-                });
-            }
-        }
-    }
-
-    fn event_due_at(&self) -> Option<Instant> {
-        let unannotated = self
-            .unannotated
-            .as_ref()
-            .filter(|unannotated| !unannotated.is_reported)?;
-        unannotated.since.map(|since| since + ANNOTATION_TIMEOUT)
-    }
-
-    fn is_idle(&self, now: Instant) -> bool {
-        let is_reported = self.unannotated.as_ref().is_some_and(|it| it.is_reported);
-        self.last_write == LastWrite::Observed
-            && self.in_flight.is_none()
-            && self.event_due_at().is_none()
-            && !is_reported
-            && !self.is_gone
-            && self.is_satisfied(now)
-    }
-
-    fn is_retry_due(&self, now: Instant) -> bool {
-        !self.is_satisfied(now) && self.in_flight.is_none() && self.retry_at <= now
+    fn is_due(&self, now: Instant) -> bool {
+        let may_retry = self.retry_at.is_none_or(|at| at <= now);
+        may_retry && !self.in_flight && !self.is_satisfied(now)
     }
 
     fn is_refused(&self, now: Instant) -> bool {
@@ -214,92 +115,79 @@ impl Entry {
         since.is_some_and(|since| now.saturating_duration_since(since) >= REFUSAL_LIMIT)
     }
 
-    fn retry_later(&mut self, message: String, now: Instant) {
-        let [first, longest] = RETRY_INTERVAL;
-        let wait = first.saturating_mul(1 << self.attempts.min(6)).min(longest);
-        self.attempts = self.attempts.saturating_add(1);
-        self.retry_at = now + wait.mul_f64(fastrand::f64().mul_add(0.5, 0.5));
-        self.error = Some(message);
+    /// Updates the values. Only a changed desired value cuts a retry delay short.
+    fn observe(&mut self, observed: Option<&str>, desired: Option<Annotation>, now: Instant) {
+        if self.observed.as_deref() != observed {
+            (self.observed, self.accepted) = (observed.map(str::to_owned), None);
+        }
+        let is_changed = self.desired != desired;
+        self.desired = desired;
+        let is_satisfied = self.is_satisfied(now);
+        if is_satisfied {
+            self.error = None;
+        }
+        if is_changed || is_satisfied {
+            (self.since, self.retry_delay) = (Some(now), Duration::ZERO);
+            (self.retry_at, self.refused_since) = (None, None);
+        }
     }
 
-    fn complete(
-        &mut self,
-        annotation: Annotation,
-        before: LastWrite,
-        outcome: PatchOutcome,
-        now: Instant,
-    ) {
-        self.refused_since =
-            matches!(outcome, PatchOutcome::Refused(_)).then(|| self.refused_since.unwrap_or(now));
-        match outcome {
-            PatchOutcome::Accepted => {
-                (self.attempts, self.retry_at, self.error) = (0, now, None);
-                self.last_write = if annotation.matches(self.observed.as_deref()) {
-                    LastWrite::Observed
-                } else {
-                    LastWrite::Accepted {
-                        annotation,
-                        replaced: self.observed.clone(),
-                        until: now + WATCH_LAG_TIMEOUT,
-                    }
-                };
-            }
-            PatchOutcome::Gone => (self.is_gone, self.error) = (true, None),
-            PatchOutcome::Refused(message) => {
-                self.last_write = before;
-                self.retry_later(message, now);
-            }
-            PatchOutcome::Unanswered(message) => self.retry_later(message, now),
-        }
+    fn track_unannotated(&mut self, serving_sandbox: Option<&SandboxRef>, now: Instant) {
+        let is_enabled = self.has_value(Annotation::Enabled, self.observed.as_deref(), now);
+        let is_unreported = |sandbox: &&SandboxRef| self.reported.as_ref() != Some(*sandbox);
+        let sandbox = serving_sandbox.filter(|it| !is_enabled && is_unreported(it));
+        let known = self.unannotated.take();
+        let known = known.filter(|(known, _)| Some(known) == sandbox);
+        self.unannotated = known.or_else(|| Some((sandbox?.clone(), now)));
+    }
+
+    fn event_due_at(&self) -> Option<Instant> {
+        let (_, since) = self.unannotated.as_ref()?;
+        Some(*since + ANNOTATION_TIMEOUT)
+    }
+
+    fn retry_later(&mut self, message: String, now: Instant) {
+        let [first, longest] = RETRY_INTERVAL;
+        let delay = self.retry_delay.clamp(first, longest);
+        self.retry_delay = delay * 2;
+        self.retry_at = Some(now + delay.mul_f64(fastrand::f64().mul_add(0.5, 0.5)));
+        self.error = Some(message);
     }
 }
 
 impl PatchQueue {
-    pub(crate) fn observe(&mut self, key: &PodKey, observation: &PodObservation<'_>, now: Instant) {
-        let entry = match self.entries.entry(key.clone()) {
-            btree_map::Entry::Occupied(known) => {
-                let known = known.into_mut();
-                if known.uid != *observation.uid {
-                    *known = Entry::new(observation, now);
-                }
-                known
-            }
-            btree_map::Entry::Vacant(free) => free.insert(Entry::new(observation, now)),
-        };
-        entry.observe(observation, now);
-        if entry.is_idle(now) {
-            self.entries.remove(key);
-        }
+    /// Updates a pod. Returns whether peers see only from now on that the pod is not redirected.
+    ///
+    /// `desired` is `None` if any value is acceptable. In `serving_sandbox`, the pod is Ready and in the mesh.
+    pub(crate) fn observe(
+        &mut self,
+        pod: &Pod,
+        desired: Option<Annotation>,
+        serving_sandbox: Option<&SandboxRef>,
+        now: Instant,
+    ) -> bool {
+        let observed = pod.redirection.as_deref();
+        let entry = self.0.entry(pod.pod.clone()).or_default();
+        let was_withdrawn = entry.is_withdrawn(observed, now);
+        entry.observe(observed, desired, now);
+        entry.track_unannotated(serving_sandbox, now);
+        !was_withdrawn && entry.is_withdrawn(observed, now)
     }
 
-    pub(crate) fn remove(&mut self, key: &PodKey) {
-        self.entries.remove(key);
+    pub(crate) fn retain(&mut self, is_known: impl Fn(&PodRef) -> bool) {
+        self.0.retain(|pod, _| is_known(pod));
     }
 
     /// Takes the patch of the pod that has been out of sync the longest. Returns `None` while too many patches are in
     /// flight.
     pub(crate) fn next(&mut self, now: Instant) -> Option<PatchRequest> {
-        if !self.has_capacity() {
-            return None;
-        }
-        let retryable = self
-            .entries
-            .iter_mut()
-            .filter(|(_, it)| it.is_retry_due(now));
-        let (key, entry) = retryable.min_by_key(|(_, it)| it.since)?;
-        let annotation = entry.desired?;
-        let last_write = std::mem::replace(&mut entry.last_write, LastWrite::Uncertain);
-        entry.in_flight = Some(last_write);
-        Some(PatchRequest {
-            key: key.clone(),
-            uid: entry.uid.clone(),
-            annotation,
-        })
-    }
-
-    fn has_capacity(&self) -> bool {
-        let in_flight = self.entries.values().filter(|it| it.in_flight.is_some());
-        in_flight.count() < MAX_IN_FLIGHT
+        let in_flight = self.0.values().filter(|entry| entry.in_flight).count();
+        let due = self.0.iter_mut().filter(|(_, entry)| entry.is_due(now));
+        let oldest = due.min_by_key(|(_, entry)| entry.since);
+        let (pod, entry) = oldest.filter(|_| in_flight < MAX_IN_FLIGHT)?;
+        let (pod, annotation) = (pod.clone(), entry.desired?);
+        entry.in_flight = true;
+        Some(PatchRequest { pod, annotation })
     }
 
     /// Completes a patch. Returns how long the write of the desired value took, if the patch wrote the value.
@@ -309,103 +197,86 @@ impl PatchQueue {
         outcome: PatchOutcome,
         now: Instant,
     ) -> Option<Duration> {
-        let entry = self.entries.get_mut(&request.key);
-        let entry = entry.filter(|it| it.uid == request.uid)?;
-        let before = entry.in_flight.take()?;
-        let is_accepted = outcome == PatchOutcome::Accepted;
-        entry.complete(request.annotation, before, outcome, now);
-        (is_accepted && entry.desired == Some(request.annotation))
-            .then(|| now.saturating_duration_since(entry.since))
-    }
-
-    /// Returns when the queue needs attention even if nothing changes.
-    pub(crate) fn next_wakeup(&self, now: Instant) -> Option<Instant> {
-        let has_capacity = self.has_capacity();
-        let entries = self.entries.values();
-        let times = entries.flat_map(|entry| {
-            let open = has_capacity && entry.in_flight.is_none() && !entry.is_satisfied(now);
-            let expires = match &entry.last_write {
-                LastWrite::Accepted { until, .. } => Some(*until),
-                LastWrite::Observed | LastWrite::Uncertain => None,
-            };
-            [
-                open.then_some(entry.retry_at),
-                expires,
-                entry.event_due_at(),
-            ]
-        });
-        times.flatten().min()
-    }
-
-    /// Returns the pods to report as unannotated, once per sandbox, and the pods to observe again because the watch has
-    /// not shown an accepted patch in time.
-    pub(crate) fn expired(&mut self, now: Instant) -> (Vec<PodKey>, Vec<PodKey>) {
-        let (mut late, mut stale) = (Vec::new(), Vec::new());
-        for (key, entry) in &mut self.entries {
-            if entry.event_due_at().is_some_and(|at| at <= now) {
-                late.push(key.clone());
-                if let Some(unannotated) = &mut entry.unannotated {
-                    unannotated.is_reported = true;
-                }
+        let entry = self.0.get_mut(&request.pod)?;
+        entry.in_flight = false;
+        let refused_since = entry.refused_since.take();
+        match outcome {
+            PatchOutcome::Accepted => {
+                entry.accepted = Some((request.annotation, now + WATCH_LAG_TIMEOUT));
+                (entry.was_unanswered, entry.error) = (false, None);
+                (entry.retry_at, entry.retry_delay) = (None, Duration::ZERO);
+                let is_desired = entry.desired == Some(request.annotation);
+                let since = entry.since.filter(|_| is_desired)?;
+                return Some(now.saturating_duration_since(since));
             }
-            if matches!(&entry.last_write, LastWrite::Accepted { until, .. } if *until <= now) {
-                stale.push(key.clone());
+            PatchOutcome::Gone => (entry.is_gone, entry.error) = (true, None),
+            PatchOutcome::Refused(message) => {
+                entry.refused_since = refused_since.or(Some(now));
+                entry.retry_later(message, now);
+            }
+            PatchOutcome::Unanswered(message) => {
+                entry.was_unanswered = true;
+                entry.retry_later(message, now);
             }
         }
-        (late, stale)
+        None
+    }
+
+    /// Returns when the queue next needs attention even if nothing changes. A patch that is due already waits for the
+    /// completion of another patch.
+    pub(crate) fn next_wakeup(&self, now: Instant) -> Option<Instant> {
+        let times = self.0.values().flat_map(|entry| {
+            let accepted_until = entry.accepted.map(|(_, until)| until);
+            [entry.retry_at, accepted_until, entry.event_due_at()]
+        });
+        times.flatten().filter(|at| *at > now).min()
+    }
+
+    /// Returns the pods to report as unannotated, once per sandbox.
+    pub(crate) fn take_late(&mut self, now: Instant) -> Vec<PodRef> {
+        let mut late = Vec::new();
+        for (pod, entry) in &mut self.0 {
+            if entry.event_due_at().is_some_and(|at| at <= now) {
+                entry.reported = entry.unannotated.take().map(|(sandbox, _)| sandbox);
+                late.push(pod.clone());
+            }
+        }
+        late
     }
 
     /// Makes delayed patches due at once, because the API server is reachable again.
-    pub(crate) fn retry_now(&mut self, now: Instant) {
-        for entry in self.entries.values_mut() {
-            entry.retry_at = entry.retry_at.min(now);
-        }
+    pub(crate) fn retry_now(&mut self) {
+        self.0.values_mut().for_each(|entry| entry.retry_at = None);
     }
 
     /// Returns whether peers are known not to see the pod as redirected.
-    pub(crate) fn is_withdrawn(
-        &self,
-        key: &PodKey,
-        uid: &PodUid,
-        observed: Option<&str>,
-        now: Instant,
-    ) -> bool {
-        let entry = self.entries.get(key).filter(|it| it.uid == *uid);
-        let Some(entry) = entry else {
-            return !Annotation::Enabled.matches(observed);
-        };
-        let is_known =
-            entry.last_write != LastWrite::Uncertain && entry.desired != Some(Annotation::Enabled);
-        entry.is_gone
-            || (is_known
-                && !entry
-                    .last_write
-                    .has_value(Annotation::Enabled, observed, now))
+    pub(crate) fn is_withdrawn(&self, pod: &Pod, now: Instant) -> bool {
+        let unknown = Entry::default();
+        let entry = self.0.get(&pod.pod).unwrap_or(&unknown);
+        entry.is_withdrawn(pod.redirection.as_deref(), now)
     }
 
     /// Returns whether the API server refuses to change the annotation, apparently for good.
-    pub(crate) fn is_refused(&self, key: &PodKey, uid: &PodUid, now: Instant) -> bool {
-        let entry = self.entries.get(key).filter(|it| it.uid == *uid);
-        entry.is_some_and(|entry| entry.is_refused(now))
+    pub(crate) fn is_refused(&self, pod: &PodRef, now: Instant) -> bool {
+        self.0.get(pod).is_some_and(|entry| entry.is_refused(now))
     }
 
-    /// Returns the number of annotations that are not in sync and refused, apparently for good.
-    pub(crate) fn refused(&self) -> u64 {
-        let now = Instant::now();
-        let entries = self.entries.values();
-        let refused = entries.filter(|it| it.is_refused(now) && !it.is_satisfied(now));
-        refused.count().try_into().unwrap_or(u64::MAX)
+    pub(crate) fn unmet(&self, now: Instant) -> u64 {
+        self.count(|entry| !entry.is_satisfied(now))
     }
 
-    pub(crate) fn unmet(&self) -> u64 {
-        let now = Instant::now();
-        let unmet = self.entries.values().filter(|it| !it.is_satisfied(now));
-        unmet.count().try_into().unwrap_or(u64::MAX)
+    pub(crate) fn refused(&self, now: Instant) -> u64 {
+        self.count(|entry| !entry.is_satisfied(now) && entry.is_refused(now))
+    }
+
+    fn count(&self, counts: impl Fn(&Entry) -> bool) -> u64 {
+        let entries = self.0.values().filter(|entry| counts(entry));
+        entries.count().try_into().unwrap_or(u64::MAX)
     }
 
     /// Returns the number of pods whose last patch failed, and the first error.
     pub(crate) fn failures(&self) -> Option<(usize, String)> {
-        let mut errors = self.entries.values().filter_map(|it| it.error.as_ref());
+        let mut errors = self.0.values().filter_map(|entry| entry.error.as_ref());
         let first = errors.next()?.clone();
         Some((1 + errors.count(), first))
     }

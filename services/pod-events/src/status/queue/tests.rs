@@ -1,13 +1,27 @@
 use super::*;
 use crate::testing;
+use Annotation::{Absent, Enabled, Pending};
 
-fn key(name: &str) -> PodKey {
-    ("shop".parse().unwrap(), name.parse().unwrap())
-}
+const ENABLED: Option<&str> = Some("enabled");
 
 struct Fixture {
     queue: PatchQueue,
     now: Instant,
+}
+
+fn annotated(name: &str, observed: Option<&str>) -> Pod {
+    Pod {
+        redirection: observed.map(str::to_owned),
+        ..testing::pod("shop", name)
+    }
+}
+
+fn refused() -> PatchOutcome {
+    PatchOutcome::Refused("no".to_owned())
+}
+
+fn unanswered() -> PatchOutcome {
+    PatchOutcome::Unanswered("late".to_owned())
 }
 
 impl Fixture {
@@ -23,313 +37,196 @@ impl Fixture {
         self
     }
 
-    fn observe_named(&mut self, name: &str, observed: Option<&str>, desired: Option<Annotation>) {
-        let uid = "uid".parse().unwrap();
-        let observation = PodObservation {
-            uid: &uid,
-            observed,
-            desired,
-            serving_sandbox: None,
-        };
-        self.queue.observe(&key(name), &observation, self.now);
+    fn observe(&mut self, observed: Option<&str>, desired: Annotation) -> bool {
+        let pod = annotated("web", observed);
+        self.queue.observe(&pod, Some(desired), None, self.now)
     }
 
-    fn observe(&mut self, observed: Option<&str>, desired: Annotation) {
-        self.observe_named("web", observed, Some(desired));
+    fn serve(&mut self, container_id: &str, observed: Option<&str>) {
+        let pod = annotated("web", observed);
+        let sandbox = testing::sandbox(container_id);
+        let desired = Some(Enabled);
+        self.queue.observe(&pod, desired, Some(&sandbox), self.now);
     }
 
-    fn serves(&mut self, container_id: &str, observed: Option<&str>) {
-        let uid = "uid".parse().unwrap();
-        let observation = PodObservation {
-            uid: &uid,
-            observed,
-            desired: Some(Annotation::Enabled),
-            serving_sandbox: Some(&testing::sandbox(container_id)),
-        };
-        self.queue.observe(&key("web"), &observation, self.now);
+    fn next(&mut self) -> Option<Annotation> {
+        Some(self.queue.next(self.now)?.annotation)
     }
 
-    fn next(&mut self) -> Option<PatchRequest> {
-        self.queue.next(self.now)
+    /// Sends the next patch and completes the patch at once.
+    fn patch(&mut self, outcome: PatchOutcome) {
+        let request = self.queue.next(self.now).unwrap();
+        self.queue.complete(&request, outcome, self.now);
     }
 
-    fn sent(&mut self) -> Annotation {
-        self.next().unwrap().annotation
-    }
-
-    fn answer(&mut self, annotation: Annotation, answer: PatchOutcome) -> Option<Duration> {
-        let request = PatchRequest {
-            key: key("web"),
-            uid: "uid".parse().unwrap(),
-            annotation,
-        };
-        self.queue.complete(&request, answer, self.now)
+    fn answer(&mut self, annotation: Annotation, outcome: PatchOutcome) -> Option<Duration> {
+        let pod = annotated("web", None).pod;
+        let request = PatchRequest { pod, annotation };
+        self.queue.complete(&request, outcome, self.now)
     }
 
     fn is_withdrawn(&self, observed: Option<&str>) -> bool {
-        let uid = "uid".parse().unwrap();
-        self.queue
-            .is_withdrawn(&key("web"), &uid, observed, self.now)
+        let pod = annotated("web", observed);
+        self.queue.is_withdrawn(&pod, self.now)
+    }
+
+    fn count_late(&mut self) -> usize {
+        self.queue.take_late(self.now).len()
     }
 }
 
-fn refused() -> PatchOutcome {
-    PatchOutcome::Refused("no".to_owned())
-}
-
-fn unanswered() -> PatchOutcome {
-    PatchOutcome::Unanswered("late".to_owned())
+#[test]
+fn one_patch_of_a_pod_is_in_flight_and_the_latest_value_follows() {
+    let mut fixture = Fixture::new();
+    fixture.observe(None, Enabled);
+    assert_eq!(fixture.next(), Some(Enabled));
+    fixture.observe(None, Pending);
+    fixture.observe(None, Absent);
+    assert_eq!(fixture.next(), None, "one is in flight");
+    let lag = fixture.answer(Enabled, PatchOutcome::Accepted);
+    assert_eq!(lag, None, "another value is desired");
+    assert_eq!(fixture.next(), Some(Absent));
 }
 
 #[test]
-fn a_pod_that_is_in_sync_or_may_keep_its_value_has_no_patch_and_no_entry() {
+fn an_accepted_patch_counts_until_the_watch_shows_it_or_60_s() {
     let mut fixture = Fixture::new();
-    fixture.observe(Some("enabled"), Annotation::Enabled);
-    fixture.observe_named("api", None, Some(Annotation::Absent));
-    fixture.observe_named("db", Some("enabled"), None);
-    assert_eq!(fixture.next(), None);
-    assert!(fixture.queue.entries.is_empty());
-}
-
-#[test]
-fn one_patch_of_a_pod_is_in_flight_and_the_latest_value_follows_it() {
-    let mut fixture = Fixture::new();
-    fixture.observe(None, Annotation::Enabled);
-    assert_eq!(fixture.sent(), Annotation::Enabled);
-    fixture.observe(None, Annotation::Pending);
-    fixture.observe(None, Annotation::Absent);
-    assert_eq!(fixture.next(), None, "one is under way");
-    assert_eq!(
-        fixture.answer(Annotation::Enabled, PatchOutcome::Accepted),
-        None
-    );
-    assert_eq!(fixture.sent(), Annotation::Absent);
-}
-
-#[test]
-fn an_accepted_patch_counts_until_the_watch_shows_it_and_its_lag_is_returned() {
-    let mut fixture = Fixture::new();
-    fixture.observe(None, Annotation::Enabled);
+    fixture.observe(None, Enabled);
     fixture.next().unwrap();
-    let took = fixture
-        .after(Duration::from_millis(7))
-        .answer(Annotation::Enabled, PatchOutcome::Accepted);
-    assert_eq!(took, Some(Duration::from_millis(7)));
-    fixture.observe(None, Annotation::Enabled);
+    let took = Duration::from_millis(7);
+    fixture.after(took);
+    let lag = fixture.answer(Enabled, PatchOutcome::Accepted);
+    assert_eq!(lag, Some(took));
+    fixture.observe(None, Enabled);
     assert_eq!(fixture.next(), None, "the watch lags");
-    fixture.observe(Some("enabled"), Annotation::Enabled);
-    assert!(fixture.queue.entries.is_empty());
-    fixture.observe(None, Annotation::Enabled);
-    assert_eq!(
-        fixture.sent(),
-        Annotation::Enabled,
-        "somebody has removed it"
-    );
-}
-
-#[test]
-fn a_watch_that_is_faster_than_the_response_of_the_patch_is_trusted() {
-    let mut fixture = Fixture::new();
-    fixture.observe(None, Annotation::Enabled);
-    fixture.next().unwrap();
-    fixture.observe(Some("enabled"), Annotation::Enabled);
-    fixture.answer(Annotation::Enabled, PatchOutcome::Accepted);
-    fixture.observe(None, Annotation::Enabled);
-    assert_eq!(fixture.sent(), Annotation::Enabled, "removed since");
-}
-
-#[test]
-fn a_patch_that_the_watch_never_shows_is_observed_again() {
-    let mut fixture = Fixture::new();
-    fixture.observe(None, Annotation::Enabled);
-    fixture.next().unwrap();
-    fixture.answer(Annotation::Enabled, PatchOutcome::Accepted);
-    assert_eq!(
-        fixture.queue.next_wakeup(fixture.now),
-        Some(fixture.now + WATCH_LAG_TIMEOUT)
-    );
+    fixture.observe(ENABLED, Enabled);
+    fixture.observe(None, Enabled);
+    assert_eq!(fixture.next(), Some(Enabled), "removed since");
+    fixture.answer(Enabled, PatchOutcome::Accepted);
+    let wakeup = fixture.queue.next_wakeup(fixture.now);
+    assert_eq!(wakeup, Some(fixture.now + WATCH_LAG_TIMEOUT));
     fixture.after(WATCH_LAG_TIMEOUT);
-    assert_eq!(fixture.queue.expired(fixture.now).1, [key("web")]);
-    fixture.observe(None, Annotation::Enabled);
-    assert_eq!(fixture.sent(), Annotation::Enabled);
+    assert_eq!(fixture.next(), Some(Enabled), "never shown");
 }
 
 #[test]
-fn a_failed_patch_is_retried_later_and_a_new_value_is_sent_at_once() {
+fn a_failed_patch_is_retried_later_and_a_new_value_sent_at_once() {
     let mut fixture = Fixture::new();
-    fixture.observe(None, Annotation::Pending);
-    fixture.next().unwrap();
-    fixture.answer(Annotation::Pending, refused());
-    fixture.observe(None, Annotation::Pending);
+    fixture.observe(None, Pending);
+    fixture.patch(refused());
+    fixture.observe(None, Pending);
     assert_eq!(fixture.next(), None, "the same value waits for its retry");
+    fixture.observe(None, Enabled);
     assert_eq!(fixture.queue.failures(), Some((1, "no".to_owned())));
-    fixture.observe(None, Annotation::Enabled);
-    assert_eq!(fixture.sent(), Annotation::Enabled);
-    fixture.answer(Annotation::Enabled, PatchOutcome::Accepted);
+    assert_eq!(fixture.next(), Some(Enabled));
+    fixture.answer(Enabled, PatchOutcome::Accepted);
     assert_eq!(fixture.queue.failures(), None);
 }
 
 #[test]
-fn the_delays_grow_to_half_a_minute_and_end_when_the_server_answers_again() {
+fn retry_delays_grow_to_half_a_minute_until_the_server_is_back() {
     let mut fixture = Fixture::new();
-    fixture.observe(None, Annotation::Enabled);
+    fixture.observe(None, Enabled);
     for attempt in 0..12 {
-        assert_eq!(fixture.sent(), Annotation::Enabled);
-        fixture.answer(Annotation::Enabled, unanswered());
+        fixture.patch(unanswered());
         let wait = fixture.queue.next_wakeup(fixture.now).unwrap() - fixture.now;
-        let whole = RETRY_INTERVAL[0]
-            .saturating_mul(1 << attempt.min(6))
-            .min(RETRY_INTERVAL[1]);
-        assert!(wait >= whole / 2 && wait <= whole, "{attempt}: {wait:?}");
+        let doubled = RETRY_INTERVAL[0].saturating_mul(1 << attempt.min(6));
+        let longest = doubled.min(RETRY_INTERVAL[1]);
+        let is_expected = wait >= longest / 2 && wait <= longest;
+        assert!(is_expected, "{attempt}: {wait:?}");
         fixture.after(wait);
     }
-    fixture.next().unwrap();
-    fixture.answer(Annotation::Enabled, unanswered());
+    fixture.patch(unanswered());
     assert_eq!(fixture.next(), None);
-    fixture.queue.retry_now(fixture.now);
-    assert_eq!(fixture.sent(), Annotation::Enabled);
+    fixture.queue.retry_now();
+    assert_eq!(fixture.next(), Some(Enabled));
 }
 
 #[test]
 fn a_pod_that_is_gone_is_not_patched_again() {
     let mut fixture = Fixture::new();
-    fixture.observe(None, Annotation::Enabled);
-    fixture.next().unwrap();
-    fixture.answer(Annotation::Enabled, PatchOutcome::Gone);
-    fixture.observe(None, Annotation::Absent);
-    assert_eq!((fixture.next(), fixture.queue.unmet()), (None, 0));
-    assert!(fixture.is_withdrawn(Some("enabled")));
-    fixture.queue.remove(&key("web"));
-    assert!(fixture.queue.entries.is_empty());
+    fixture.observe(None, Enabled);
+    fixture.patch(PatchOutcome::Gone);
+    fixture.observe(None, Absent);
+    assert_eq!(fixture.next(), None);
+    assert!(fixture.is_withdrawn(ENABLED));
 }
 
 #[test]
-fn a_patch_outcome_of_a_predecessor_does_not_affect_its_successor() {
+fn a_pod_is_withdrawn_once_no_patch_can_still_enable_it() {
     let mut fixture = Fixture::new();
-    fixture.observe(None, Annotation::Enabled);
-    let request = fixture.next().unwrap();
-    let uid = "successor".parse().unwrap();
-    let observation = PodObservation {
-        uid: &uid,
-        observed: None,
-        desired: Some(Annotation::Enabled),
-        serving_sandbox: None,
-    };
-    fixture
-        .queue
-        .observe(&key("web"), &observation, fixture.now);
-    fixture
-        .queue
-        .complete(&request, PatchOutcome::Gone, fixture.now);
-    assert_eq!(fixture.next().unwrap().uid, uid);
-}
-
-#[test]
-fn a_pod_has_withdrawn_when_that_is_accepted_or_shown_and_not_while_a_patch_is_in_flight() {
-    let mut fixture = Fixture::new();
-    assert!(fixture.is_withdrawn(None) && !fixture.is_withdrawn(Some("enabled")));
-    fixture.observe(None, Annotation::Enabled);
+    assert!(fixture.is_withdrawn(None) && !fixture.is_withdrawn(ENABLED));
+    fixture.observe(None, Enabled);
     assert!(!fixture.is_withdrawn(None), "`enabled` is to be sent");
+    assert!(fixture.observe(None, Absent), "newly withdrawn");
+    assert!(!fixture.observe(None, Absent), "as before");
+    fixture.observe(None, Enabled);
     fixture.next().unwrap();
-    assert!(!fixture.is_withdrawn(None), "`enabled` may arrive yet");
-    fixture.observe(None, Annotation::Absent);
-    fixture.answer(Annotation::Enabled, unanswered());
-    assert!(!fixture.is_withdrawn(None), "nobody knows whether it has");
-    fixture.queue.retry_now(fixture.now);
-    assert_eq!(fixture.sent(), Annotation::Absent);
-    assert!(!fixture.is_withdrawn(None));
-    fixture.answer(Annotation::Absent, PatchOutcome::Accepted);
-    assert!(fixture.is_withdrawn(None));
+    assert!(!fixture.observe(None, Absent), "in flight");
+    fixture.answer(Enabled, unanswered());
+    assert!(!fixture.is_withdrawn(None), "perhaps written");
+    fixture.queue.retry_now();
+    fixture.patch(refused());
+    fixture.observe(ENABLED, Absent);
+    assert!(!fixture.is_withdrawn(None), "still unknown");
+    fixture.queue.retry_now();
+    fixture.patch(PatchOutcome::Accepted);
+    assert!(fixture.is_withdrawn(ENABLED), "the watch lags");
 }
 
 #[test]
-fn an_accepted_removal_counts_before_the_watch_shows_it_and_a_refused_one_does_not() {
-    let mut fixture = Fixture::new();
-    fixture.observe(Some("enabled"), Annotation::Absent);
-    fixture.next().unwrap();
-    fixture.answer(Annotation::Absent, refused());
-    assert!(!fixture.is_withdrawn(Some("enabled")));
-    fixture.queue.retry_now(fixture.now);
-    fixture.next().unwrap();
-    fixture.answer(Annotation::Absent, PatchOutcome::Accepted);
-    assert!(fixture.is_withdrawn(Some("enabled")));
-}
-
-#[test]
-fn eight_patches_are_in_flight_at_once_and_the_oldest_change_comes_first() {
+fn eight_patches_are_in_flight_at_once_and_the_oldest_is_first() {
     let mut fixture = Fixture::new();
     for number in (0..20).rev() {
-        fixture.observe_named(&format!("web-{number:02}"), None, Some(Annotation::Enabled));
+        let pod = annotated(&format!("web-{number:02}"), None);
+        let desired = Some(Enabled);
+        fixture.queue.observe(&pod, desired, None, fixture.now);
         fixture.after(Duration::from_millis(1));
     }
-    let first = fixture.next().unwrap();
-    assert_eq!(first.key, key("web-19"));
+    let first = fixture.queue.next(fixture.now).unwrap();
+    assert_eq!(first.pod.name.as_str(), "web-19");
     let more = std::iter::from_fn(|| fixture.next()).count();
     assert_eq!(1 + more, MAX_IN_FLIGHT);
-    assert_eq!(
-        fixture.queue.next_wakeup(fixture.now),
-        None,
-        "an answer is waited for"
-    );
-    fixture
-        .queue
-        .complete(&first, PatchOutcome::Accepted, fixture.now);
-    assert!(fixture.next().is_some() && fixture.next().is_none());
-    assert_eq!(fixture.queue.unmet(), 19);
+    let (queue, now) = (&mut fixture.queue, fixture.now);
+    assert_eq!(queue.next_wakeup(now), None, "an answer is due");
+    queue.complete(&first, PatchOutcome::Accepted, now);
+    assert!(queue.next(now).is_some() && queue.next(now).is_none());
+    assert_eq!(queue.unmet(now), 19);
 }
 
 #[test]
-fn a_pod_that_serves_unannotated_is_reported_after_ten_seconds_once_per_sandbox() {
+fn a_pod_that_serves_unannotated_is_reported_once_per_sandbox() {
     let mut fixture = Fixture::new();
-    fixture.serves("c1", None);
-    fixture
-        .after(ANNOTATION_TIMEOUT - Duration::from_secs(1))
-        .serves("c1", None);
-    assert!(fixture.queue.expired(fixture.now).0.is_empty());
-    fixture.after(Duration::from_secs(1));
-    assert_eq!(fixture.queue.expired(fixture.now).0, [key("web")]);
-    fixture.serves("c1", Some("enabled"));
-    fixture.serves("c1", None);
-    fixture.after(ANNOTATION_TIMEOUT);
-    assert!(
-        fixture.queue.expired(fixture.now).0.is_empty(),
-        "reported once"
-    );
-    fixture.serves("c2", None);
-    fixture.after(ANNOTATION_TIMEOUT);
-    assert_eq!(fixture.queue.expired(fixture.now).0, [key("web")]);
-}
-
-#[test]
-fn a_pod_that_is_annotated_in_time_is_not_reported() {
-    let mut fixture = Fixture::new();
-    fixture.serves("c1", None);
-    fixture
-        .after(ANNOTATION_TIMEOUT / 2)
-        .serves("c1", Some("enabled"));
-    assert!(fixture.queue.entries.is_empty());
-    fixture.serves("c1", None);
+    fixture.serve("c1", None);
+    fixture.after(ANNOTATION_TIMEOUT / 2).serve("c1", ENABLED);
+    fixture.serve("c1", None);
+    fixture.after(ANNOTATION_TIMEOUT / 2).serve("c1", None);
+    assert_eq!(fixture.count_late(), 0, "annotated in time");
+    let wakeup = fixture.queue.next_wakeup(fixture.now).unwrap();
+    assert_eq!(wakeup, fixture.now + ANNOTATION_TIMEOUT / 2);
     fixture.after(ANNOTATION_TIMEOUT / 2);
-    assert!(fixture.queue.expired(fixture.now).0.is_empty());
+    assert_eq!(fixture.count_late(), 1);
+    fixture.serve("c1", ENABLED);
+    fixture.serve("c1", None);
+    fixture.after(ANNOTATION_TIMEOUT);
+    assert_eq!(fixture.count_late(), 0, "reported once");
+    fixture.serve("c2", None);
+    fixture.after(ANNOTATION_TIMEOUT);
+    assert_eq!(fixture.count_late(), 1, "another sandbox");
 }
 
 #[test]
-fn an_annotation_that_is_refused_for_a_minute_holds_up_no_uninstall() {
+fn an_annotation_refused_for_a_minute_counts_as_refused() {
     let mut fixture = Fixture::new();
-    let is_refused = |fixture: &Fixture| {
-        let uid = "uid".parse().unwrap();
-        fixture.queue.is_refused(&key("web"), &uid, fixture.now)
-    };
-    fixture.observe(Some("enabled"), Annotation::Absent);
+    let count = |fixture: &Fixture| fixture.queue.refused(fixture.now);
+    fixture.observe(ENABLED, Absent);
     for _ in 0..2 {
-        assert!(!is_refused(&fixture));
-        fixture.after(Duration::from_secs(30));
-        let annotation = fixture.sent();
-        fixture.answer(annotation, refused());
+        assert_eq!(count(&fixture), 0);
+        fixture.after(Duration::from_secs(30)).next().unwrap();
+        fixture.answer(Absent, refused());
     }
     fixture.after(Duration::from_secs(30));
-    assert!(is_refused(&fixture));
-    let annotation = fixture.sent();
-    fixture.answer(annotation, unanswered());
-    assert!(!is_refused(&fixture), "the server may have written it");
+    assert_eq!(count(&fixture), 1);
+    fixture.patch(unanswered());
+    assert_eq!(count(&fixture), 0, "the server may have written it");
 }
