@@ -16,7 +16,6 @@ use tokio::{
 };
 
 use crate::{
-    checkpoint::Intent,
     inventory::Inventory,
     pod::PodKey,
     registry::Registry,
@@ -128,14 +127,11 @@ impl Controller {
         let decision = self.shared.decide(pod);
         let status = PodStatus::of(pod, &view, &decision, adopted);
         let (desired, serving_sandbox) = (status.desired(), status.serving_sandbox());
-        let is_newly_withdrawn = queue.observe(pod, desired, serving_sandbox, Instant::now());
+        queue.observe(pod, desired, serving_sandbox, Instant::now());
         drop(queue);
         let failure = self.failures.entry(pod.pod.clone()).or_default();
         if let Some((kind, reason, message)) = status.event(failure) {
             self.shared.status.event(&pod.pod, kind, reason, &message);
-        }
-        if is_newly_withdrawn {
-            self.wake(&pod.pod);
         }
     }
 
@@ -154,24 +150,10 @@ impl Controller {
         let result = outcome.name();
         tracing::debug!(pod = %request.pod, annotation = ?request.annotation, result, "Patched the annotation");
         self.shared.status.metrics.count_patch(result);
-        let is_final = matches!(outcome, PatchOutcome::Accepted | PatchOutcome::Gone);
         let now = Instant::now();
         let lag = self.shared.status.queue().complete(&request, outcome, now);
         if let Some(lag) = lag {
             self.shared.status.metrics.lag.observe(lag.as_secs_f64());
-        }
-        if is_final {
-            self.wake(&request.pod);
-        }
-    }
-
-    /// Wakes the task of a pod that waits for the announcement of its withdrawal.
-    fn wake(&self, pod: &PodRef) {
-        let key = (pod.namespace.clone(), pod.name.clone());
-        let view = self.registry.view(&key).unwrap_or_default();
-        let mut intents = view.records.iter().map(|record| &record.intent);
-        if intents.any(|intent| matches!(intent, Intent::Announcing)) {
-            self.registry.wake(|known| *known == key);
         }
     }
 

@@ -112,8 +112,7 @@ impl StatusReporter {
     /// Returns whether peers see that the pod is not redirected: the API server has accepted the removal of the
     /// annotation, or the pod is gone.
     ///
-    /// The result is false while the outcome of the last write is unknown. The pod's task is woken when the result
-    /// becomes true, if the task published the intent to leave before asking.
+    /// The result is false while the outcome of the last write is unknown.
     pub fn has_withdrawn(&self, pod: &PodRef) -> bool {
         let Some(api_server) = &self.api_server else {
             return true;

@@ -156,22 +156,18 @@ impl Entry {
 }
 
 impl PatchQueue {
-    /// Updates a pod. Returns whether peers see only from now on that the pod is not redirected.
-    ///
-    /// `desired` is `None` if any value is acceptable. In `serving_sandbox`, the pod is Ready and in the mesh.
+    /// Updates a pod. `desired` is `None` if any value is acceptable. In `serving_sandbox`, the pod is Ready and in the mesh.
     pub(crate) fn observe(
         &mut self,
         pod: &Pod,
         desired: Option<Annotation>,
         serving_sandbox: Option<&SandboxRef>,
         now: Instant,
-    ) -> bool {
+    ) {
         let observed = pod.redirection.as_deref();
         let entry = self.0.entry(pod.pod.clone()).or_default();
-        let was_withdrawn = entry.is_withdrawn(observed, now);
         entry.observe(observed, desired, now);
         entry.track_unannotated(serving_sandbox, now);
-        !was_withdrawn && entry.is_withdrawn(observed, now)
     }
 
     pub(crate) fn retain(&mut self, is_known: impl Fn(&PodRef) -> bool) {

@@ -13,7 +13,7 @@ use crate::{
     trace,
 };
 
-/// The interval of checking that the withdrawal is announced. The announcement wakes the task, too.
+/// The interval of checking that the withdrawal is announced.
 const ANNOUNCEMENT_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The delay after an interrupted enrollment. The interrupting command usually reconciles earlier.
