@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// A point in time since boot (`CLOCK_BOOTTIME`). Checkpoints are valid within one boot, and a step of the wall clock
 /// must neither end a sandbox early nor prolong a withdrawal. Files contain milliseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(from = "u64", into = "u64")]
 pub struct BootInstant(Duration);
 

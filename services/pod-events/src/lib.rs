@@ -30,6 +30,8 @@ pub mod owners;
 pub mod pipeline;
 pub mod plan;
 pub mod pod;
+#[cfg(test)]
+mod pods;
 pub mod redirection;
 pub mod registry;
 pub mod server;

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The processes left in a sandbox's netns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NetnsState {
     /// The netns no longer exists or cannot be reached.
     Gone,
