@@ -25,6 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::task::shadow;
 use life::{Reached, play};
 use schedule::{Op, schedule};
 
@@ -229,6 +230,7 @@ fn every_pod_is_enrolled_exactly_while_it_should_be_and_nothing_is_left_over() {
     let sum = play_in_threads(first, schedules, time);
     let played = sum.played;
     print_table(&sum.reached);
+    check_differences();
     // Only one schedule of each kind is described: the same defect fails many schedules.
     let mut kinds = BTreeMap::new();
     for (seed, what) in &sum.failed {
@@ -255,6 +257,19 @@ fn every_pod_is_enrolled_exactly_while_it_should_be_and_nothing_is_left_over() {
         schedules.is_some() || played >= required,
         "only {played} schedules were played in {time:?}"
     );
+}
+
+/// Prints where the new core would have decided otherwise. Fails for a difference of a new kind.
+fn check_differences() {
+    let differences = shadow::differences();
+    for (difference, count, decided) in &differences {
+        println!(
+            "{count:>8} {difference:?}: {}",
+            decided.unwrap_or("NOT DECIDED")
+        );
+    }
+    let is_new = differences.iter().any(|(_, _, decided)| decided.is_none());
+    assert!(!is_new, "it is not decided which core is right");
 }
 
 /// Returns the states that no event has met. Leaves out `rare` states, and the states that last only a moment unless a

@@ -3,5 +3,5 @@
 
 #[cfg(test)]
 mod check;
-mod next;
-mod state;
+pub(crate) mod next;
+pub(crate) mod state;

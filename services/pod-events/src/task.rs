@@ -15,6 +15,8 @@ mod reconcile;
 mod replay;
 pub mod resolve;
 mod settings;
+#[cfg(test)]
+pub(crate) mod shadow;
 mod sidecar;
 mod update;
 mod view;

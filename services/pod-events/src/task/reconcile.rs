@@ -100,14 +100,7 @@ impl Task {
                     Err(failure) => return self.retry_later(failure),
                 }
             };
-            let desired = self.desired(&current);
-            let action = next(
-                &current.intent,
-                desired,
-                BootInstant::now(),
-                self.shared.timing(),
-            );
-            self.next = Some(action);
+            let (desired, action) = self.plan(&current);
             match self.execute(action).await {
                 Ok(Step::Continue) => {
                     self.attempts = 0;
@@ -133,6 +126,16 @@ impl Task {
             }
         }
         self.wake_in(POLL_INTERVAL);
+    }
+
+    fn plan(&mut self, current: &Record) -> (Desired, Action) {
+        let desired = self.desired(current);
+        let (now, timing) = (BootInstant::now(), self.shared.timing());
+        let action = next(&current.intent, desired, now, timing);
+        self.next = Some(action);
+        #[cfg(test)]
+        self.compare_with_new_core(desired, action);
+        (desired, action)
     }
 
     async fn execute(&mut self, action: Action) -> Result<Step, Failure> {
