@@ -130,7 +130,11 @@ impl Controller {
         queue.observe(pod, desired, serving_sandbox, Instant::now());
         drop(queue);
         let failure = self.failures.entry(pod.pod.clone()).or_default();
-        if let Some((kind, reason, message)) = status.event(failure) {
+        let event = status.event(failure);
+        if failure.is_empty() {
+            self.failures.remove(&pod.pod);
+        }
+        if let Some((kind, reason, message)) = event {
             self.shared.status.event(&pod.pod, kind, reason, &message);
         }
     }

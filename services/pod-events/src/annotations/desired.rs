@@ -33,6 +33,12 @@ pub(super) struct ReportedFailure {
     is_current: bool,
 }
 
+impl ReportedFailure {
+    pub(super) fn is_empty(&self) -> bool {
+        self.reason.is_none()
+    }
+}
+
 /// The kind, the reason and the message of an Event.
 type FailureEvent = (EventKind, Reason, String);
 

@@ -37,10 +37,13 @@ impl Registry {
 
     /// Returns the namespaces with a pod in the mesh, or on its way in or out.
     pub(crate) fn namespaces_with_managed_pods(&self) -> BTreeSet<NamespaceName> {
-        let tasks = self.tasks();
-        let managed = tasks.running.iter();
-        let managed = managed.filter(|(_, handle)| handle.is_managed());
-        managed.map(|(key, _)| key.0.clone()).collect()
+        let mut namespaces = BTreeSet::new();
+        for (key, handle) in &self.tasks().running {
+            if !namespaces.contains(&key.0) && handle.is_managed() {
+                namespaces.insert(key.0.clone());
+            }
+        }
+        namespaces
     }
 }
 

@@ -25,6 +25,7 @@ pub(crate) const ANNOTATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// restarted API server refuses allowed changes for a shorter time, until RBAC is loaded.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(60);
 
+/// Pods in sync have no entry, so the work per change does not grow with the number of pods.
 #[derive(Debug, Default)]
 pub(crate) struct PatchQueue(BTreeMap<PodRef, Entry>);
 
@@ -105,6 +106,13 @@ impl Entry {
         self.is_gone || (stays_out && !self.has_value(Annotation::Enabled, observed, now))
     }
 
+    /// Returns whether the entry equals a new entry in effect.
+    fn is_idle(&self, now: Instant) -> bool {
+        let is_known = self.accepted.is_none() && !self.is_uncertain() && !self.is_gone;
+        let is_tracked = self.unannotated.is_some() || self.reported.is_some();
+        self.is_satisfied(now) && is_known && !is_tracked
+    }
+
     fn is_due(&self, now: Instant) -> bool {
         let may_retry = self.retry_at.is_none_or(|at| at <= now);
         may_retry && !self.in_flight && !self.is_satisfied(now)
@@ -168,6 +176,9 @@ impl PatchQueue {
         let entry = self.0.entry(pod.pod.clone()).or_default();
         entry.observe(observed, desired, now);
         entry.track_unannotated(serving_sandbox, now);
+        if entry.is_idle(now) {
+            self.0.remove(&pod.pod);
+        }
     }
 
     pub(crate) fn retain(&mut self, is_known: impl Fn(&PodRef) -> bool) {

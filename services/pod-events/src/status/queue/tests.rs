@@ -143,6 +143,16 @@ fn retry_delays_grow_to_half_a_minute_until_the_server_is_back() {
 }
 
 #[test]
+fn a_pod_in_sync_has_no_entry() {
+    let mut fixture = Fixture::new();
+    fixture.observe(None, Enabled);
+    fixture.patch(PatchOutcome::Accepted);
+    assert_eq!(fixture.queue.0.len(), 1, "the watch may lag");
+    fixture.observe(ENABLED, Enabled);
+    assert!(fixture.queue.0.is_empty());
+}
+
+#[test]
 fn a_pod_that_is_gone_is_not_patched_again() {
     let mut fixture = Fixture::new();
     fixture.observe(None, Enabled);
