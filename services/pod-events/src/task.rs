@@ -362,7 +362,7 @@ impl Task {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{record, shared};
+    use crate::testing::{enrolled, record, shared};
 
     struct Running {
         _directory: tempfile::TempDir,
@@ -397,6 +397,26 @@ mod tests {
             _sent: sent,
         };
         (task.run(received, |_, _, _| false), running)
+    }
+
+    /// A due check that is not performed would keep the task busy without a pause.
+    #[tokio::test]
+    async fn a_handover_leaves_no_check_due() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_leave, requested) = watch::channel(Some(UninstallMode::Handover));
+        let mut shared = Arc::into_inner(shared(directory.path()).await).unwrap();
+        shared.leave_mode = LeaveMode::manual(requested);
+        let known = Record {
+            intent: enrolled(),
+            ..record("c1")
+        };
+        let key = Arc::new((known.pod.namespace.clone(), known.pod.name.clone()));
+        let interrupts = watch::channel(Interrupts::default()).1;
+        let records = vec![known.into()];
+        let mut task = Task::new(shared.into(), key, records, Arc::default(), interrupts);
+        task.listeners_due = Some(Instant::now());
+        task.reconcile().await;
+        assert_eq!(task.due(), None);
     }
 
     #[tokio::test]

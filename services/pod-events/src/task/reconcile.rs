@@ -75,6 +75,8 @@ impl Task {
     pub(super) async fn reconcile(&mut self) {
         (self.wake, self.next) = (None, None);
         if self.is_handed_over() {
+            // The end of the handover schedules the next check.
+            self.listeners_due = None;
             return;
         }
         self.reattach();
