@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use inpod_service::UninstallMode;
+
 use super::{
     life::play,
     node::{Disk, Fault, Method, Patching, Ztunnel},
@@ -365,7 +367,9 @@ const UNLABEL: Op = Op::Label {
     labelled: false,
 };
 
-const UNINSTALL: Op = Op::Uninstall { requested: true };
+const UNINSTALL: Op = Op::Leave {
+    mode: Some(UninstallMode::Uninstall),
+};
 
 const MINUTE: Op = Op::Wait { millis: 65_000 };
 
@@ -442,7 +446,7 @@ fn an_annotation_that_is_refused_for_good_blocks_no_uninstall() {
 
 #[test]
 fn an_uninstall_that_is_called_off_enrolls_the_pods_again() {
-    let stays = Op::Uninstall { requested: false };
+    let stays = Op::Leave { mode: None };
     let start = start(true, false);
     assert_holds(&[Op::ApiServer, start, WAIT, UNINSTALL, SETTLED, stays]);
 }
@@ -610,7 +614,7 @@ fn a_sidecars_sandbox_that_ends_after_an_uninstall_is_forgotten_with_the_pod_or_
         pod: 0,
         shown: false,
     };
-    let stays = Op::Uninstall { requested: false };
+    let stays = Op::Leave { mode: None };
     let next = start(true, false);
     for ends in [gone, stays, DELETE, next] {
         let ops = [&ended[..], &[ends, SETTLED]].concat();
@@ -687,7 +691,7 @@ fn an_add_of_a_sandbox_that_was_found_by_its_processes_is_answered_only_when_it_
 #[test]
 fn an_add_that_is_repeated_after_an_uninstall_was_called_off_is_answered_with_the_sidecar() {
     let inject = Op::Inject { pod: 0 };
-    let stays = Op::Uninstall { requested: false };
+    let stays = Op::Leave { mode: None };
     let repeat = Op::Repeat {
         back: 0,
         timeout: 5,

@@ -11,7 +11,9 @@ use std::{
     collections::BTreeMap,
     fs, panic,
     path::{Path, PathBuf},
-    sync::{Arc, Once},
+    process,
+    sync::{Arc, Once, mpsc},
+    thread,
     time::Duration,
 };
 
@@ -86,6 +88,9 @@ const DELETE_LIMIT: Duration = Duration::from_secs(25);
 /// The time between a crash and the next start: revisions come from the boot clock, which stands still in paused time.
 const RESTART_TIME: Duration = Duration::from_millis(1);
 
+/// A schedule takes a few milliseconds.
+const BUSY_LIMIT: Duration = Duration::from_secs(60);
+
 /// The times, in seconds after the faults have stopped, when rest is checked: they lie past every bound of pod-events.
 const REST: [u64; 9] = [1, 4, 15, 45, 80, 200, 400, 400, 400];
 
@@ -133,8 +138,8 @@ struct Driver<'a> {
     missed: usize,
     spool: Vec<Missed>,
     boot: Duration,
-    /// The last ADD of each pod.
-    calls: BTreeMap<usize, (usize, JoinHandle<()>)>,
+    /// The sandbox last added for each pod, and its ADDs.
+    calls: BTreeMap<usize, (usize, Vec<JoinHandle<()>>)>,
     reached: Reached,
 }
 
@@ -184,9 +189,24 @@ fn with_directory<T>(play: impl FnOnce(&Path, &Config) -> T) -> T {
     })
 }
 
+/// Ends the process unless the returned sender is dropped in time. Paused time stands still while a task is busy, so a
+/// task that never rests would go unnoticed.
+fn watch_end(ops: &[Op]) -> mpsc::Sender<()> {
+    let (sender, ended) = mpsc::channel();
+    let ops = ops.to_vec();
+    thread::spawn(move || {
+        if ended.recv_timeout(BUSY_LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("a task never rests in {ops:#?}");
+            process::abort();
+        }
+    });
+    sender
+}
+
 pub(super) fn play(ops: &[Op], is_traced: bool) -> Played {
     fastrand::seed(7);
     watch_panics();
+    let _watched = watch_end(ops);
     with_directory(|directory, config| {
         let node = SharedNode::new(is_traced);
         let disk = node.clone();
@@ -307,6 +327,12 @@ impl Run {
         }
     }
 
+    /// Reacts to a changed leave mode as the uninstaller does.
+    fn change_leave_mode(&self) {
+        self.registry.wake(|_| true);
+        self.registry.discover(|_| true);
+    }
+
     fn state(&self, index: usize) -> &'static str {
         let record = self.registry.record(&sandbox_ref(index));
         record.map_or("none", |record| oracle::state_of(&record.intent))
@@ -321,6 +347,7 @@ impl Run {
             let sandbox = &mut node.sandboxes[index];
             sandbox.admitted = None;
             sandbox.adds += 1;
+            sandbox.unanswered_adds += 1;
             node.review_protection();
         }
         let before = oracle::disturbances(&self.node, index);
@@ -338,16 +365,20 @@ impl Run {
             return std::future::pending().await;
         }
         let is_undisturbed = oracle::disturbances(&self.node, index) == before;
-        self.node
-            .lock()
-            .note(|| format!("ADD c{index}: {}", describe(&answer)));
+        let is_last = {
+            let mut node = self.node.lock();
+            node.note(|| format!("ADD c{index}: {}", describe(&answer)));
+            let unanswered = &mut node.sandboxes[index].unanswered_adds;
+            *unanswered -= 1;
+            *unanswered == 0
+        };
         if let Some(Ok(added)) = answer {
             let enrollment = added.get_ref().enrollment();
             if is_undisturbed {
                 oracle::check_admitted(&self.node, &self.registry, index, enrollment);
             }
             self.admit(index, enrollment);
-        } else {
+        } else if is_last {
             self.node.lock().sandboxes[index].admitted = Some(false);
             if answer.is_some() && is_undisturbed && !had_rules {
                 oracle::check_forgotten(&self.node, &self.registry, index, "failed ADD");
@@ -394,6 +425,7 @@ impl Run {
         let mut node = self.node.lock();
         let sandbox = &mut node.sandboxes[index];
         (sandbox.app, sandbox.pause, sandbox.is_mounted) = (false, false, false);
+        sandbox.disturbances += 1;
         node.end_netns(index);
         node.review_protection();
     }
@@ -561,7 +593,7 @@ impl Driver<'_> {
             node.netconfig.busy.clear();
             for sandbox in &mut node.sandboxes {
                 // The process that would have answered is gone.
-                sandbox.admitted.get_or_insert(false);
+                sandbox.give_up_adds();
             }
             node.publish();
         }
@@ -663,12 +695,16 @@ impl Driver<'_> {
 
     /// Ends all faults, and lets time pass until every state is as desired.
     async fn settle(&mut self, run: &Arc<Run>) {
-        {
+        let was_handed_over = {
             let mut node = self.node.lock();
             node.note(|| "the faults end".to_owned());
             node.faults.clear();
             (node.disk, node.crash_in, node.gap) = (Disk::Works, None, false);
             node.patching = Patching::Works;
+            let is_handover = |leave: &mut UninstallMode| *leave == UninstallMode::Handover;
+            let was_handed_over = node
+                .leave
+                .send_if_modified(|leave| leave.take_if(is_handover).is_some());
             node.broker.ztunnel = Ztunnel::Answers;
             node.broker.refused.clear();
             node.serve();
@@ -681,6 +717,10 @@ impl Driver<'_> {
                 node.end_netns(index);
             }
             node.publish();
+            was_handed_over
+        };
+        if was_handed_over {
+            run.change_leave_mode();
         }
         let mut unrest = None;
         for seconds in REST {
@@ -796,10 +836,10 @@ impl Driver<'_> {
                     tokio::spawn(async move { run.check(index).await });
                 }
             }
-            Op::Uninstall { .. } => {
+            Op::Twin { pod, timeout } => self.call_beside(run, pod, timeout),
+            Op::Leave { .. } => {
                 self.change_node(&op);
-                run.registry.wake(|_| true);
-                run.registry.discover(|_| true);
+                run.change_leave_mode();
             }
             _ => self.change_node(&op),
         }
@@ -809,13 +849,30 @@ impl Driver<'_> {
     fn call(&mut self, run: &Arc<Run>, index: usize, call: Add) {
         let mut node = self.node.lock();
         let pod = node.sandboxes[index].pod;
-        if let Some((before, task)) = self.calls.remove(&pod).filter(|(_, it)| !it.is_finished()) {
-            task.abort();
-            node.sandboxes[before].admitted.get_or_insert(false);
+        if let Some((before, tasks)) = self.calls.remove(&pod) {
+            for task in tasks {
+                task.abort();
+            }
+            node.sandboxes[before].give_up_adds();
         }
         drop(node);
         let task = tokio::spawn(Arc::clone(run).add(index, call));
-        self.calls.insert(pod, (index, task));
+        self.calls.insert(pod, (index, vec![task]));
+    }
+
+    /// Calls ADD for a sandbox with an unanswered ADD.
+    fn call_beside(&mut self, run: &Arc<Run>, pod: usize, timeout: u64) {
+        let Some((index, tasks)) = self.calls.get_mut(&pod) else {
+            return;
+        };
+        if self.node.lock().sandboxes[*index].unanswered_adds > 0 {
+            let call = Add {
+                timeout,
+                leaves_after: None,
+                cleans_up: false,
+            };
+            tasks.push(tokio::spawn(Arc::clone(run).add(*index, call)));
+        }
     }
 
     fn show(&self, pod: usize, labelled: bool) {
@@ -863,6 +920,7 @@ impl Driver<'_> {
             acknowledged: false,
             ran_before: false,
             adds: 0,
+            unanswered_adds: 0,
             admitted: None,
             delete_requested: false,
             end_confirmed: false,
@@ -932,9 +990,8 @@ impl Driver<'_> {
                 };
             }
             Op::Patching { patching } => node.patching = patching,
-            Op::Uninstall { requested } => {
-                let leave = requested.then_some(UninstallMode::Uninstall);
-                node.leave.send_replace(leave);
+            Op::Leave { mode } => {
+                node.leave.send_replace(mode);
             }
             Op::Gap { gap } => node.gap = gap,
             Op::Exit { .. } => {
@@ -1057,11 +1114,15 @@ fn event_of(op: &Op) -> Option<(&'static str, Scope)> {
         Op::ApiServer | Op::RanBefore { .. } | Op::Wait { .. } | Op::Check { .. } => return None,
         Op::Confuse { back } => ("another pod's ADD", Scope::Sandbox(back)),
         Op::Patching { .. } => ("annotations' patches", Scope::Node),
-        Op::Uninstall { requested: true } => ("uninstall", Scope::Node),
-        Op::Uninstall { requested: false } => ("uninstall ended", Scope::Node),
+        Op::Leave { mode } => match mode {
+            Some(UninstallMode::Uninstall) => ("uninstall", Scope::Node),
+            Some(UninstallMode::Handover) => ("handover", Scope::Node),
+            None => ("removal ended", Scope::Node),
+        },
         Op::Inject { pod } => ("sidecar injected", Scope::Pod(pod)),
         Op::Start { pod, .. } => ("ADD of the next", Scope::Pod(pod)),
         Op::Repeat { back, .. } => ("ADD again", Scope::Sandbox(back)),
+        Op::Twin { pod, .. } => ("ADD beside", Scope::Pod(pod)),
         Op::Delete { back } => ("DEL", Scope::Sandbox(back)),
         Op::Collect { .. } => ("GC", Scope::Node),
         Op::Label {

@@ -151,6 +151,7 @@ pub(super) struct Sandbox {
     pub(super) ran_before: bool,
     /// The number of ADDs that named the sandbox.
     pub(super) adds: u32,
+    pub(super) unanswered_adds: u32,
     /// The outcome of the last ADD; `None` while an ADD is unanswered.
     pub(super) admitted: Option<bool>,
     /// A DEL or a GC has named the sandbox since the last ADD.
@@ -172,6 +173,12 @@ impl Sandbox {
 
     pub(super) fn has_processes(&self) -> bool {
         self.pause || self.app
+    }
+
+    /// The caller of the unanswered ADDs is gone.
+    pub(super) fn give_up_adds(&mut self) {
+        self.unanswered_adds = 0;
+        self.admitted.get_or_insert(false);
     }
 }
 
@@ -432,7 +439,11 @@ impl Node {
 
     /// Returns whether a running pod belongs in the mesh.
     pub(super) fn may_join(&self, pod: &Object) -> bool {
-        (pod.labelled || pod.sidecar) && self.leave.borrow().is_none()
+        (pod.labelled || pod.sidecar) && !self.is_uninstalled()
+    }
+
+    pub(super) fn is_uninstalled(&self) -> bool {
+        *self.leave.borrow() == Some(UninstallMode::Uninstall)
     }
 
     /// Records, for each sandbox, since when all evidence shows the sandbox alive.

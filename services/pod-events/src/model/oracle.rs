@@ -129,7 +129,7 @@ pub(super) fn check_forgotten(node: &SharedNode, registry: &Registry, index: usi
 
 /// Returns whether an uninstall leaves the redirection to a sidecar in place without a claim.
 fn is_detached(node: &Node, sandbox: &Sandbox) -> bool {
-    sandbox.sidecar && node.leave.borrow().is_some()
+    sandbox.sidecar && node.is_uninstalled()
 }
 
 /// Checks that CHECK reports the actual state.

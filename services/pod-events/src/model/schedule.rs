@@ -3,6 +3,8 @@
 
 use fastrand::Rng;
 
+use inpod_service::UninstallMode;
+
 use super::node::{Disk, Fault, Method, NAMES, Patching, Ztunnel};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,9 +14,9 @@ pub(super) enum Op {
     Patching {
         patching: Patching,
     },
-    /// An uninstall of the node is requested or cancelled.
-    Uninstall {
-        requested: bool,
+    /// A removal of inpod from the node is requested or cancelled.
+    Leave {
+        mode: Option<UninstallMode>,
     },
     /// Another pod of the same name, with a sidecar.
     Inject {
@@ -40,6 +42,11 @@ pub(super) enum Op {
     /// The runtime repeats the ADD of an existing sandbox.
     Repeat {
         back: usize,
+        timeout: u64,
+    },
+    /// The runtime calls ADD again before the previous ADD of the sandbox is answered.
+    Twin {
+        pod: usize,
         timeout: u64,
     },
     /// An ADD of one pod wrongly carries the container id of another pod's sandbox.
@@ -192,8 +199,15 @@ fn disturbance(number: u32, rng: &mut Rng) -> Op {
                 ],
             ),
         },
-        _ => Op::Uninstall {
-            requested: rng.bool(),
+        _ => Op::Leave {
+            mode: one_of(
+                rng,
+                &[
+                    None,
+                    Some(UninstallMode::Uninstall),
+                    Some(UninstallMode::Handover),
+                ],
+            ),
         },
     }
 }
@@ -234,9 +248,13 @@ fn op(rng: &mut Rng) -> Op {
         },
         52..54 => Op::Tear { back },
         54..55 => Op::LoseListeners { back },
-        number @ 55..84 => disturbance(number, rng),
-        84..85 => Op::Inject { pod },
-        85..86 => Op::Confuse { back },
+        number @ 55..85 => disturbance(number, rng),
+        85..86 => Op::Inject { pod },
+        86..87 => Op::Confuse { back },
+        87..89 => Op::Twin {
+            pod,
+            timeout: one_of(rng, &[5, 30]),
+        },
         _ => Op::Wait {
             millis: one_of(rng, &[0, 0, 1, 300, 1000, 2500, 6000, 20_000, 65_000]),
         },

@@ -77,6 +77,8 @@ impl Task {
         if self.is_handed_over() {
             // The end of the handover schedules the next check.
             self.listeners_due = None;
+            #[cfg(test)]
+            self.compare_with_new_core(Desired::Out { is_announced: true }, Action::Idle);
             return;
         }
         self.reattach();

@@ -25,7 +25,7 @@ type Difference = (String, String, &'static str);
 static DIFFERENCES: Mutex<BTreeMap<Difference, u64>> = Mutex::new(BTreeMap::new());
 
 /// The kinds of differences that were looked at, by the new core's wish, and which of the two cores is right.
-const DECIDED: [(&str, &str); 2] = [
+const DECIDED: [(&str, &str); 3] = [
     (
         "wait for netconfig",
         "both: nothing can be done while netconfig is away; this core calls it all the same, and tries again",
@@ -34,7 +34,14 @@ const DECIDED: [(&str, &str); 2] = [
         "Claim",
         "new: this core's flag `unclaimed` stays set when an enrollment after a rejected DEL has claimed the netns",
     ),
+    (
+        LEFT,
+        "new: this core asks for a handover only before the first of several actions",
+    ),
 ];
+
+/// The pod is left to another agent.
+const LEFT: &str = "none, in a handover";
 
 /// Returns the differences so far: how often each occurred, and which core is right, unless that is not decided.
 pub(crate) fn differences() -> Vec<(Difference, u64, Option<&'static str>)> {
@@ -64,7 +71,12 @@ impl Task {
         };
         let is_current = |wish: &Wish| matches!(wish.step, Step::Take(number, _) if Some(number) == pod.sandboxes.last().map(|it| it.number));
         let first = wishes(&pod, &world).into_iter().find(is_current);
-        let wish = describe_wish(first);
+        let is_handover = world.leave == Some(UninstallMode::Handover);
+        let wish = if first.is_none() && is_handover {
+            LEFT.to_owned()
+        } else {
+            describe_wish(first)
+        };
         if !same_wishes(action, record).contains(&wish.as_str()) {
             let action = format!("{action:?}");
             let action = action
@@ -111,7 +123,6 @@ impl Task {
             own.is_some_and(|pod| self.shared.decide(pod).enrollment == Enrollment::Sidecar);
         let synced = self.shared.pipeline.synced.borrow();
         let timing = self.shared.timing();
-        let uninstall = UninstallMode::Uninstall;
         World {
             now: BootInstant::now(),
             netconfig: synced.netconfig.clone(),
@@ -139,7 +150,7 @@ impl Task {
             is_shown: own.is_some(),
             has_successor: shown.is_some() && own.is_none(),
             is_searched: false,
-            leave: Some(uninstall).filter(|leave| self.shared.leave_mode.is(*leave)),
+            leave: *self.shared.leave_mode.watch().borrow(),
             is_announced: matches!(desired, Desired::Out { is_announced: true }),
             listener_check: None,
             propagation: timing.propagation,
@@ -203,7 +214,7 @@ fn same_wishes(action: Action, record: &Record) -> &'static [&'static str] {
         Action::Enroll | Action::StartWithdrawal | Action::GarbageCollect { .. } if !is_located => {
             &["Locate"]
         }
-        Action::Idle => &["none"],
+        Action::Idle => &["none", LEFT],
         Action::WaitUntil(_) => &["wait"],
         Action::Enroll => &["Begin", "Claim", "AddWorkload", "Apply"],
         Action::Serve => &["Claim", "AddWorkload"],
