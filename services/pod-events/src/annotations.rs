@@ -18,13 +18,13 @@ use tokio::{
 use crate::{
     inventory::Inventory,
     pod::PodKey,
-    registry::Registry,
     status::{
         EventKind,
         patch::patch,
         queue::{ANNOTATION_TIMEOUT, PatchOutcome, PatchRequest},
     },
-    task::Shared,
+    tasks::Registry,
+    tasks::Shared,
 };
 use desired::{PodStatus, ReportedFailure};
 

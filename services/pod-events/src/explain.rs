@@ -18,12 +18,12 @@ use crate::{
     checkpoint::{Intent, Record},
     decide::{Decision, Policy, inputs_of},
     drift::DriftKind,
-    in_flight::AddWait,
     inventory::Inventory,
-    pipeline::Synced,
     pod::{Pod, PodKey},
-    registry::Registry,
-    task::{Refusal, Shared, View, state},
+    tasks::AddWait,
+    tasks::Registry,
+    tasks::Synced,
+    tasks::{Refusal, Shared, View, state},
     timeline::Entry,
 };
 

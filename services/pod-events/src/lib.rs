@@ -1,8 +1,8 @@
 //! Decides which pods of the node join the mesh, and directs netconfig and ztunnel-broker to enroll the pods.
 //!
 //! The service handles the CNI plugin's calls, watches pods through its [`source`], and owns every pod's desired state
-//! and the only checkpoint. It needs no privileges towards the kernel. Start reading at [`plan`] (next step),
-//! [`pipeline`] (effects) and [`task`] (order).
+//! and the only checkpoint. It needs no privileges towards the kernel. Start reading in `tasks`: at `plan` (next step),
+//! `pipeline` (effects) and `task` (order).
 
 pub mod admission;
 mod adoption;
@@ -17,7 +17,6 @@ pub mod counters;
 pub mod decide;
 pub mod drift;
 mod explain;
-mod in_flight;
 pub mod injection;
 pub mod inventory;
 pub mod labels;
@@ -26,19 +25,15 @@ pub mod metrics;
 #[cfg(test)]
 mod model;
 mod offline;
-pub mod owners;
-pub mod pipeline;
-pub mod plan;
 pub mod pod;
 #[cfg(test)]
 mod pods;
 pub mod redirection;
-pub mod registry;
 pub mod server;
 pub mod source;
 pub mod status;
 pub mod sync;
-pub mod task;
+pub mod tasks;
 #[cfg(test)]
 mod testing;
 pub mod timeline;
@@ -66,14 +61,14 @@ use crate::{
     leave_mode::LeaveMode,
     metrics::Metrics,
     offline::PluginState,
-    owners::Owners,
-    pipeline::{Pipeline, Revisions, Synced},
-    registry::Registry,
     server::Server,
     source::{Health, Source},
     status::StatusReporter,
     sync::Sync,
-    task::Shared,
+    tasks::Owners,
+    tasks::Registry,
+    tasks::Shared,
+    tasks::{Pipeline, Revisions, Synced},
     uninstall::Uninstaller,
 };
 

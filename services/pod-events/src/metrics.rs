@@ -17,9 +17,9 @@ use crate::{
     checkpoint::{Intent, Record},
     counters::{Metric, Phases},
     drift::DRIFT,
-    registry::Registry as Pods,
     status::metrics as status,
-    task::{self, Added, ReplayOutcome, Shared, View},
+    tasks::Registry as Pods,
+    tasks::{self, Added, ReplayOutcome, Shared, View},
 };
 
 const ADDS: Metric = Metric {
@@ -213,7 +213,7 @@ fn redirected(pods: &Pods) -> Vec<(&'static str, u64)> {
 }
 
 fn states(pods: &Pods) -> Vec<(&'static str, u64)> {
-    let state = |record: &Arc<Record>| task::state(Some(record));
+    let state = |record: &Arc<Record>| tasks::state(Some(record));
     let counts = pods.count(|view: &View| view.records.last().map(state));
     let count = |state| counts.get(&Some(state)).copied().unwrap_or_default();
     STATES.map(|(state, name)| (name, count(state))).to_vec()

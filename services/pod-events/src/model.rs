@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::task::shadow;
+use crate::tasks::shadow;
 use life::{Reached, play};
 use schedule::{Op, schedule};
 

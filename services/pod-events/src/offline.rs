@@ -26,8 +26,8 @@ use crate::{
     inventory::Inventory,
     metrics::Metrics,
     pod::PodKey,
-    registry::Registry,
-    task::{ReplayOutcome, Shared},
+    tasks::Registry,
+    tasks::{ReplayOutcome, Shared},
 };
 use enrolled::EnrolledTracker;
 use spool::{Event, EventHandler};

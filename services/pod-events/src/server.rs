@@ -20,8 +20,7 @@ use tonic::{Request, Response, Status};
 
 use self::selection::{Filter, Selection};
 use crate::{
-    clients::Clients, explain, metrics::Metrics, pod::PodKey, registry::Registry, task::Shared,
-    trace,
+    clients::Clients, explain, metrics::Metrics, pod::PodKey, tasks::Registry, tasks::Shared, trace,
 };
 
 #[derive(Debug)]

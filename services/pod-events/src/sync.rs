@@ -26,9 +26,9 @@ use tonic::Streaming;
 use crate::{
     adoption::Adoption,
     clients::{Clients, Instance},
-    pipeline::Synced,
-    registry::Registry,
     source::Health,
+    tasks::Registry,
+    tasks::Synced,
 };
 
 /// The delay before a broken stream is reopened, and the initial delay of a retry.

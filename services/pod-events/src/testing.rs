@@ -32,13 +32,13 @@ use crate::{
     drift::Repairs,
     injection::Injection,
     leave_mode::LeaveMode,
-    owners::Owners,
-    pipeline::{Pipeline, Revisions, Synced},
     pod::{Namespace, Pod},
     redirection::{Capture, Permissions, Proxy, Redirection, Requested, Sidecar},
     source::Source,
     status::StatusReporter,
-    task::{AddCall, Shared},
+    tasks::Owners,
+    tasks::{AddCall, Shared},
+    tasks::{Pipeline, Revisions, Synced},
 };
 
 pub(crate) fn pod(namespace: &str, name: &str) -> Pod {

@@ -13,7 +13,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::{SERVICE, clients::Clients, registry::Registry, task::Shared};
+use crate::{SERVICE, clients::Clients, tasks::Registry, tasks::Shared};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 

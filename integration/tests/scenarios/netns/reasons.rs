@@ -20,10 +20,10 @@ const DEFECTS: [(&str, &str, usize); 4] = [
         "another service's answer breaks the contract",
         1,
     ),
-    ("registry.rs", "a pod's task has panicked", 1),
     ("server/binds.rs", "a search has panicked", 1),
+    ("tasks/registry.rs", "a pod's task has panicked", 1),
     (
-        "task/adoption.rs",
+        "tasks/task/adoption.rs",
         "a UID that was parsed from Kubernetes is no container id",
         1,
     ),

@@ -9,10 +9,10 @@ use inpod_types::{Enrollment, Failure, Reason, SandboxRef};
 use crate::{
     checkpoint::{Intent, Record},
     decide::Decision,
-    pipeline::is_transient,
     pod::Pod,
     status::{Annotation, EventKind},
-    task::View,
+    tasks::View,
+    tasks::is_transient,
 };
 
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 use crate::{
     checkpoint::{Intent, Record},
-    plan::Action,
-    task::View,
+    tasks::Action,
+    tasks::View,
 };
 
 /// Describes the next attempt; the text is empty if no attempt is due.

@@ -8,10 +8,10 @@ use inpod_types::Reason;
 use super::{PodInfo, bypass::is_wanted};
 use crate::{
     counters::Phase,
-    in_flight::AddWait,
-    pipeline::Synced,
-    plan::Action,
-    task::{state, wall_clock},
+    tasks::Action,
+    tasks::AddWait,
+    tasks::Synced,
+    tasks::{state, wall_clock},
 };
 
 const AWAIT_ADD: &str = "Wait for the pod's CNI ADD. If the pod does not start, read its Events: the plugin may not reach pod-events.";
@@ -103,7 +103,7 @@ mod tests {
     use crate::{
         checkpoint::{Intent, Record},
         explain::tests::running_pod,
-        task::Refusal,
+        tasks::Refusal,
         testing::{enrolled, record},
     };
 

@@ -58,14 +58,14 @@ use crate::{
     follow_source,
     leave_mode::LeaveMode,
     metrics::Metrics,
-    owners::Owners,
-    pipeline::{Pipeline, Revisions, Synced},
-    registry::Registry,
     server::Server,
     source::Source,
     status::StatusReporter,
     sync::Sync,
-    task::{AddCall, OfflineAdd, ReplayOutcome, Shared},
+    tasks::Owners,
+    tasks::Registry,
+    tasks::{AddCall, OfflineAdd, ReplayOutcome, Shared},
+    tasks::{Pipeline, Revisions, Synced},
     testing::{self, Transport, set_disk_fault, set_since_boot, since_boot},
 };
 

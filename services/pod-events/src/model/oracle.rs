@@ -8,7 +8,7 @@ use inpod_types::SandboxRef;
 use super::node::{Node, Rules, Sandbox, SharedNode, index_of, sandbox_ref, uid};
 use crate::{
     checkpoint::{Intent, Record},
-    registry::Registry,
+    tasks::Registry,
 };
 
 pub(super) fn state_of(intent: &Intent) -> &'static str {

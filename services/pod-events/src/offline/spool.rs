@@ -18,7 +18,7 @@ use crate::{
     checkpoint::MAX_STATE_BYTES,
     counters::Phases,
     pod::PodKey,
-    task::{AddCall, OfflineAdd, ReplayOutcome},
+    tasks::{AddCall, OfflineAdd, ReplayOutcome},
 };
 
 const UNREADABLE_SUFFIX: &str = ".unreadable";

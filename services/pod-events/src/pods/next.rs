@@ -8,7 +8,7 @@ use std::time::Duration;
 use inpod_service::UninstallMode;
 
 use super::state::{Act, Add, Goal, Phase, Plan, Pod, Proxy, Run, Sandbox, Step};
-use crate::{boottime::BootInstant, pipeline::NetnsState};
+use crate::{boottime::BootInstant, tasks::NetnsState};
 
 /// The time after a DEL from which on the DEL of a running pod counts as wrong.
 const REJECT_AFTER: Duration = Duration::from_secs(60);

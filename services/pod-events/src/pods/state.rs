@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use crate::{boottime::BootInstant, pipeline::NetnsState};
+use crate::{boottime::BootInstant, tasks::NetnsState};
 
 /// A run of a service: its instance_id.
 pub(crate) type Run = Arc<str>;

@@ -26,7 +26,7 @@ use crate::{
     clients::deadline_in,
     explain::{self, PodInfo, failure_to_wire},
     pod::Protocol,
-    task::{record_without_netns, should_be_enrolled},
+    tasks::{record_without_netns, should_be_enrolled},
 };
 
 const POD_TIMEOUT: Duration = Duration::from_secs(2);

@@ -18,9 +18,9 @@ use crate::{
     checkpoint::{Intent, Record},
     clients,
     counters::Phases,
-    pipeline::work_deadline,
     pod::PodKey,
-    task::AddCall,
+    tasks::AddCall,
+    tasks::work_deadline,
 };
 
 fn add_call(request: Request<wire::AddPodRequest>) -> Result<(PodKey, AddCall), Invalid> {

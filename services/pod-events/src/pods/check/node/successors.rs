@@ -2,11 +2,11 @@
 
 use super::{Event, Flight, Move, Node, Outcome};
 use crate::{
-    pipeline::NetnsState,
     pods::{
         check::Core,
         state::{Act, Fact, Plan, Step},
     },
+    tasks::NetnsState,
 };
 
 impl Node {

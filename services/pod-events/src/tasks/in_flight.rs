@@ -12,7 +12,7 @@ use tokio::{sync::watch, time::Instant};
 use crate::{
     counters::{Phase, Phases},
     pod::PodKey,
-    task::AddCall,
+    tasks::task::AddCall,
 };
 
 #[derive(Clone, Debug, Default)]

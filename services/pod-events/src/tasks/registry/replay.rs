@@ -8,7 +8,7 @@ use tokio::{sync::oneshot, time::timeout};
 use super::Registry;
 use crate::{
     pod::PodKey,
-    task::{Command, OfflineAdd, ReplayOutcome},
+    tasks::task::{Command, OfflineAdd, ReplayOutcome},
 };
 
 /// Limits how long a task may be busy. Events not handled by then are replayed later.

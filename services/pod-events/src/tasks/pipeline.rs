@@ -9,10 +9,8 @@ mod lifecycle;
 mod update;
 mod withdraw;
 
-pub(crate) use enroll::work_deadline;
-pub use enroll::{CancelReason, EnrollContext};
-pub(crate) use lifecycle::is_gone;
-pub use lifecycle::{NetnsState, Reclaimed};
+pub(crate) use enroll::{CancelReason, EnrollContext, work_deadline};
+pub(crate) use lifecycle::{NetnsState, Reclaimed, is_gone};
 
 use std::{
     sync::{
@@ -75,7 +73,7 @@ impl From<CheckpointError> for Failure {
     }
 }
 
-pub fn workload_of(record: &Record) -> Workload {
+pub(super) fn workload_of(record: &Record) -> Workload {
     Workload {
         sandbox: record.sandbox.clone(),
         uid: record.pod.uid.clone(),
@@ -91,7 +89,7 @@ pub fn workload_of(record: &Record) -> Workload {
 
 /// Returns whether retrying resolves a failure: a service restarted or is not synced yet, or another command for the
 /// pod took precedence.
-pub fn is_transient(reason: Reason) -> bool {
+pub(crate) fn is_transient(reason: Reason) -> bool {
     matches!(
         reason,
         Reason::Starting

@@ -13,9 +13,9 @@ use super::{Step, Task};
 use crate::{
     checkpoint::{Intent, Record},
     clients::deadline_in,
-    plan::Action,
     pod::Pod,
     redirection::Redirection,
+    tasks::plan::Action,
 };
 
 const SEARCH_SECONDS: u64 = 5;

@@ -7,13 +7,13 @@ use super::{CancelReason, Command};
 /// Counts commands by urgency, both sent commands (`sent`) and handled commands (`seen`): while `sent` is ahead, a
 /// command is waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Interrupts {
+pub(crate) struct Interrupts {
     routine: u64,
     urgent: u64,
 }
 
 impl Interrupts {
-    pub fn count(&mut self, command: &Command) {
+    pub(crate) fn count(&mut self, command: &Command) {
         match command {
             Command::Delete(..) | Command::ReplayDelete(..) | Command::Reclaim(_) => {
                 self.urgent += 1;

@@ -8,9 +8,9 @@ use super::{POLL_INTERVAL, Step, Task};
 use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
-    pipeline::NetnsState,
     pod::Pod,
     status::EventKind,
+    tasks::pipeline::NetnsState,
     trace,
 };
 

@@ -8,7 +8,7 @@ use super::Registry;
 use crate::{
     checkpoint::Record,
     pod::{Pod, PodKey},
-    task::{Command, Shared},
+    tasks::task::{Command, Shared},
 };
 
 /// The time limit of all searches together, because each search reads about every process of the node. Pods not found

@@ -6,7 +6,7 @@ use inpod_types::{Failure, PodUid};
 use crate::{
     checkpoint::{Intent, Record},
     drift::Drift,
-    plan::Action,
+    tasks::plan::Action,
     timeline::Timeline,
 };
 

@@ -7,7 +7,7 @@ use inpod_types::{Enrollment, NamespaceName};
 use super::{Handle, Registry};
 use crate::{
     pod::PodKey,
-    task::{Command, should_be_enrolled},
+    tasks::task::{Command, should_be_enrolled},
 };
 
 impl Registry {

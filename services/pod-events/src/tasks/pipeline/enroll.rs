@@ -37,7 +37,7 @@ pub(crate) fn work_deadline(deadline: Instant) -> Instant {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CancelReason {
+pub(crate) enum CancelReason {
     CallerGone,
     /// A command for the pod must not queue behind the enrollment.
     Interrupted,
@@ -55,7 +55,7 @@ impl From<CancelReason> for Failure {
     }
 }
 
-pub struct EnrollContext<'a> {
+pub(crate) struct EnrollContext<'a> {
     pub deadline: Instant,
     pub work_deadline: Instant,
     pub cancelled: Pin<&'a mut (dyn Future<Output = CancelReason> + Send)>,
@@ -74,7 +74,7 @@ impl std::fmt::Debug for EnrollContext<'_> {
 
 impl<'a> EnrollContext<'a> {
     /// Creates a context without a waiting caller.
-    pub fn background(
+    pub(crate) fn background(
         deadline: Instant,
         cancelled: Pin<&'a mut (dyn Future<Output = CancelReason> + Send)>,
     ) -> Self {
@@ -87,7 +87,7 @@ impl<'a> EnrollContext<'a> {
         }
     }
 
-    pub const fn is_background(&self) -> bool {
+    pub(crate) const fn is_background(&self) -> bool {
         self.permit.is_none()
     }
 
@@ -145,7 +145,7 @@ impl Pipeline {
     /// # Errors
     ///
     /// If a service is not ready or the checkpoint cannot be written; the record is unchanged then.
-    pub fn begin(&self, record: &mut Record) -> Result<Option<Arc<str>>, Failure> {
+    pub(crate) fn begin(&self, record: &mut Record) -> Result<Option<Arc<str>>, Failure> {
         let broker = self.broker_for(record.redirection.enrollment())?;
         let mut begun = record.clone();
         begun.revision = self.revisions.next();
@@ -163,7 +163,7 @@ impl Pipeline {
     /// # Errors
     ///
     /// The first failure, together with the failures of the undo or of the checkpoint.
-    pub async fn enroll(
+    pub(crate) async fn enroll(
         &self,
         broker: Option<&str>,
         intent_before: Option<Intent>,
@@ -191,7 +191,7 @@ impl Pipeline {
     }
 
     /// Gives ztunnel the netns of a sandbox with another agent's rules.
-    pub async fn serve(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+    pub(crate) async fn serve(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         let broker = self.broker()?;
         let (deadline, began) = (deadline_in(5), Instant::now());
         let (netns, addresses) = (record.expected_netns(), &record.addresses);
@@ -273,7 +273,7 @@ impl Pipeline {
 
     /// Undoes an enrollment in reverse order; returns the failed steps. While anything is left, the record still has
     /// effects.
-    pub async fn undo(&self, record: &mut Record, log: &mut Timeline) -> Vec<String> {
+    pub(crate) async fn undo(&self, record: &mut Record, log: &mut Timeline) -> Vec<String> {
         let deadline = Instant::now() + UNDO_TIMEOUT;
         let broker = self.broker_instance();
         let mut failures = Vec::new();

@@ -13,7 +13,7 @@ mod interrupt;
 mod listeners;
 mod reconcile;
 mod replay;
-pub mod resolve;
+pub(super) mod resolve;
 mod settings;
 #[cfg(test)]
 pub(crate) mod shadow;
@@ -47,13 +47,13 @@ use crate::{
     decide::{Decision, Policy, decide_from},
     drift::{Drift, DriftKind, RepairBackoff, Repairs},
     leave_mode::LeaveMode,
-    owners::Owners,
-    pipeline::{CancelReason, Pipeline},
-    plan::{Action, Timing},
     pod::{Pod, PodKey},
     source::Source,
     status::StatusReporter,
-    task::resolve::Resolved,
+    tasks::owners::Owners,
+    tasks::pipeline::{CancelReason, Pipeline},
+    tasks::plan::{Action, Timing},
+    tasks::task::resolve::Resolved,
     timeline::Timeline,
     trace,
 };
@@ -62,14 +62,14 @@ pub(crate) use adoption::record_without_netns;
 pub(crate) use discovery::should_be_enrolled;
 
 pub use add::AddCall;
-pub use interrupt::Interrupts;
+pub(super) use interrupt::Interrupts;
 pub use replay::{OfflineAdd, ReplayOutcome};
 pub(crate) use settings::is_permission_known;
 pub(crate) use view::state;
 pub use view::{Refusal, View};
 
 #[derive(Debug)]
-pub enum Command {
+pub(super) enum Command {
     Add(
         AddCall,
         Box<Resolved>,

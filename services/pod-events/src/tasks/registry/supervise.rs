@@ -9,7 +9,7 @@ use futures_util::FutureExt as _;
 use tokio::{sync::oneshot, time::sleep};
 
 use super::Registry;
-use crate::{pod::PodKey, task::Command};
+use crate::{pod::PodKey, tasks::task::Command};
 
 /// The delay of a restart, because the cause of the panic may persist.
 const RESTART_DELAY: Duration = Duration::from_secs(10);
@@ -51,7 +51,7 @@ mod tests {
     use crate::{
         checkpoint::Intent,
         pod::PodKey,
-        registry::Handle,
+        tasks::registry::Handle,
         testing::{record, shared},
     };
 
@@ -69,7 +69,7 @@ mod tests {
         let registry = Registry::new(shared, [].into());
         let gone = Handle {
             commands: mpsc::unbounded_channel().0,
-            interrupts: watch::channel(crate::task::Interrupts::default()).0,
+            interrupts: watch::channel(crate::tasks::task::Interrupts::default()).0,
             view: Arc::default(),
         };
         registry.tasks().running.insert(web().into(), gone);

@@ -7,8 +7,8 @@ use inpod_types::{Enrollment, SandboxRef};
 use super::Task;
 use crate::{
     checkpoint::{Intent, Record},
-    plan::Desired,
     pod::Pod,
+    tasks::plan::Desired,
 };
 
 impl Task {

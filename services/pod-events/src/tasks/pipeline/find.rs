@@ -14,7 +14,7 @@ impl Pipeline {
     /// # Errors
     ///
     /// netconfig's failure, or `NETNS_NOT_FOUND` at once if no address is known to verify the netns.
-    pub async fn find(
+    pub(crate) async fn find(
         &self,
         record: &Record,
         is_foreign: bool,

@@ -16,7 +16,7 @@ impl Pipeline {
     /// # Errors
     ///
     /// netconfig's failure; the rules are unchanged then.
-    pub async fn update(&self, record: Record, log: &mut Timeline) -> Result<Record, Failure> {
+    pub(crate) async fn update(&self, record: Record, log: &mut Timeline) -> Result<Record, Failure> {
         let began = tokio::time::Instant::now();
         let fingerprint = self.clients.apply(&record, deadline_in(5)).await?;
         log.note_since(format!("changed rules, now {fingerprint}"), began);
@@ -34,7 +34,7 @@ impl Pipeline {
     ///
     /// The broker's failure, or a transient reason if a command for the pod cancels the wait. The workload may not be
     /// served then, so the caller has to repeat the call until success.
-    pub async fn readd_workload(
+    pub(crate) async fn readd_workload(
         &self,
         record: &mut Record,
         log: &mut Timeline,

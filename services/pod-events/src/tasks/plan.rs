@@ -5,13 +5,13 @@ use std::time::Duration;
 use crate::{boottime::BootInstant, checkpoint::Intent};
 
 /// The time after a DEL from which on the sandbox counts as ended even if processes are left in its netns.
-pub const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The time for which a pod may be missing from the source while its manifest is replaced.
-pub const GONE_GRACE: Duration = Duration::from_secs(2);
+pub(super) const GONE_GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Desired {
+pub(super) enum Desired {
     In {
         /// Set if the requested settings and addresses equal the applied settings and addresses.
         in_sync: bool,
@@ -33,7 +33,7 @@ pub enum Desired {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Timing {
+pub(super) struct Timing {
     /// The time from the announcement until capture ends.
     pub propagation: Duration,
     /// The time from the end of capture until captured connections are cut.
@@ -74,9 +74,9 @@ pub enum Action {
 
 /// The time after which a pod missing from the source leaves the mesh although its containers run. The time exceeds
 /// usual termination grace periods, during which pods still serve.
-pub const GONE_TIMEOUT: Duration = Duration::from_secs(600);
+pub(super) const GONE_TIMEOUT: Duration = Duration::from_secs(600);
 
-pub fn next(intent: &Intent, desired: Desired, now: BootInstant, timing: Timing) -> Action {
+pub(super) fn next(intent: &Intent, desired: Desired, now: BootInstant, timing: Timing) -> Action {
     let elapsed = |since: BootInstant, wait: Duration| now.since(since) >= wait;
     match (intent, desired) {
         (Intent::Deleting { since }, _) => Action::Delete {

@@ -12,7 +12,7 @@ use crate::{
 
 /// The processes left in a sandbox's netns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum NetnsState {
+pub(crate) enum NetnsState {
     /// The netns no longer exists or cannot be reached.
     Gone,
     Empty,
@@ -22,7 +22,7 @@ pub enum NetnsState {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reclaimed {
+pub(crate) enum Reclaimed {
     Intact,
     Repaired,
     Gone,
@@ -30,7 +30,7 @@ pub enum Reclaimed {
 
 impl Pipeline {
     /// Inspects a sandbox's netns through the claim or, without a claim, at the path. Claims nothing.
-    pub async fn netns_state(&self, record: &Record) -> Result<NetnsState, Failure> {
+    pub(crate) async fn netns_state(&self, record: &Record) -> Result<NetnsState, Failure> {
         if record.netns.path.as_os_str().is_empty() {
             return Ok(NetnsState::Gone);
         }
@@ -58,7 +58,7 @@ impl Pipeline {
     }
 
     /// Removes the workload, the claim and the record of an ended sandbox. The rules ended with the netns.
-    pub async fn forget(&self, record: &Record) -> Result<(), Failure> {
+    pub(crate) async fn forget(&self, record: &Record) -> Result<(), Failure> {
         if !record.is_bare() {
             let broker = self.broker_instance();
             let workload = self.remove_workload(record, deadline_in(2));
@@ -71,7 +71,7 @@ impl Pipeline {
     }
 
     /// Claims a netns again after a restart of netconfig, and repairs its rules.
-    pub async fn reclaim(
+    pub(crate) async fn reclaim(
         &self,
         record: &mut Record,
         log: &mut Timeline,

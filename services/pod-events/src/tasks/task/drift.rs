@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use super::Task;
 use crate::{
     drift::DriftKind,
-    pipeline::{Reclaimed, is_transient},
     status,
+    tasks::pipeline::{Reclaimed, is_transient},
 };
 
 impl Task {

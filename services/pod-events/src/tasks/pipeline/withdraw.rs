@@ -14,13 +14,13 @@ use crate::{
 };
 
 impl Pipeline {
-    pub fn start_withdrawal(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+    pub(crate) fn start_withdrawal(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         log.note("withdrawing: announcing it to peers");
         record.intent = Intent::Announcing;
         Ok(self.checkpoint.write(record)?)
     }
 
-    pub fn start_propagation(
+    pub(crate) fn start_propagation(
         &self,
         record: &mut Record,
         log: &mut Timeline,
@@ -32,7 +32,7 @@ impl Pipeline {
         Ok(self.checkpoint.write(record)?)
     }
 
-    pub async fn drain(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+    pub(crate) async fn drain(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         let flows = self
             .clients
             .remove_rules(&record.sandbox, RemovePhase::Drain, deadline_in(5))
@@ -46,7 +46,7 @@ impl Pipeline {
 
     /// Removes the rest once no captured connection is left, or at once if overdue. Returns whether the withdrawal is
     /// done.
-    pub async fn finish(
+    pub(crate) async fn finish(
         &self,
         record: &mut Record,
         log: &mut Timeline,
@@ -73,7 +73,7 @@ impl Pipeline {
     /// # Errors
     ///
     /// The first failure. Calling again resumes with the rest.
-    pub async fn withdraw_now(&self, record: &mut Record) -> Result<(), Failure> {
+    pub(crate) async fn withdraw_now(&self, record: &mut Record) -> Result<(), Failure> {
         let broker = self.broker_instance();
         // The rules are removed before the listeners: rules that redirect to a closed port make connections fail.
         if !record.redirection.is_sidecar() {
@@ -89,7 +89,7 @@ impl Pipeline {
 
     /// Keeps the redirection to a sidecar but releases the claim. The record keeps the identity of the netns, so that
     /// another netns at the same path is recognized.
-    pub async fn detach(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+    pub(crate) async fn detach(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         self.clients
             .release(&record.sandbox, deadline_in(5))
             .await?;

@@ -12,11 +12,11 @@ use super::Task;
 use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
-    plan::{Action, Desired},
     pods::{
         next::{Ending, Wait, Wanted, Wish, World, wishes},
         state::{Phase, Pod, Proxy, Sandbox, Step},
     },
+    tasks::plan::{Action, Desired},
 };
 
 /// The action of this core, the first wish of the new core, and the phase of the sandbox.

@@ -13,8 +13,8 @@ use crate::{
     checkpoint::{Intent, Record},
     clients::{self, deadline_in},
     drift::DriftKind,
-    pipeline::Pipeline,
     pod::Protocol,
+    tasks::pipeline::Pipeline,
 };
 
 /// The number of pods checked per period; on a node with more pods, each pod is checked less often.

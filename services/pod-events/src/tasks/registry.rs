@@ -27,10 +27,10 @@ use crate::{
     checkpoint::{Intent, Record},
     counters::Phase,
     drift::DriftKind,
-    in_flight::InFlight,
-    pipeline::{is_transient, workload_of},
     pod::{Pod, PodKey},
-    task::{
+    tasks::in_flight::InFlight,
+    tasks::pipeline::{is_transient, workload_of},
+    tasks::task::{
         AddCall, Added, Command, Interrupts, Refusal, Shared, Task, View, log_refusal,
         resolve::resolve, state,
     },

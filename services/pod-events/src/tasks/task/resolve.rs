@@ -15,11 +15,11 @@ use crate::{
     pod::{Pod, PodKey},
     redirection::{Permissions, Requested},
     source::RefreshOutcome,
-    task::{AddCall, Shared, is_permission_known},
+    tasks::task::{AddCall, Shared, is_permission_known},
 };
 
 #[derive(Clone, Debug)]
-pub enum Resolved {
+pub(crate) enum Resolved {
     Pod(Pod, Decision),
     /// The decision for the pod is unknown, but the pod may start.
     AdmittedUnenrolled {
@@ -34,7 +34,11 @@ pub enum Resolved {
 ///
 /// If there is no such pod, if the pod differs from the runtime's, or if the decision is unknown and the pod has to
 /// wait.
-pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Resolved, Failure> {
+pub(crate) async fn resolve(
+    shared: &Shared,
+    key: &PodKey,
+    call: &AddCall,
+) -> Result<Resolved, Failure> {
     let policy = shared.policy();
     let decided = |inventory: &Inventory| {
         let pod = find_pod(inventory, key, call.uid.as_ref())?;
@@ -66,7 +70,7 @@ pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Re
 }
 
 impl Resolved {
-    pub fn enrollment(&self) -> Enrollment {
+    pub(crate) fn enrollment(&self) -> Enrollment {
         match self {
             Self::Pod(_, decision) => decision.enrollment,
             Self::AdmittedUnenrolled { .. } => Enrollment::Unknown,

@@ -14,9 +14,9 @@ use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
     counters::{Phase, Phases},
-    pipeline::{EnrollContext, NetnsState},
     pod::Pod,
-    task::resolve::Resolved,
+    tasks::pipeline::{EnrollContext, NetnsState},
+    tasks::task::resolve::Resolved,
 };
 
 #[derive(Clone, Debug)]
