@@ -23,8 +23,7 @@ use crate::{
         patch::patch,
         queue::{ANNOTATION_TIMEOUT, PatchOutcome, PatchRequest},
     },
-    tasks::Registry,
-    tasks::Shared,
+    tasks::{Registry, Shared},
 };
 use desired::{PodStatus, ReportedFailure};
 

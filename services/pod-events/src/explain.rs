@@ -1,7 +1,6 @@
 //! Describes pods to operators.
 
 mod bypass;
-mod next_step;
 mod remedy;
 mod report;
 
@@ -20,10 +19,7 @@ use crate::{
     drift::DriftKind,
     inventory::Inventory,
     pod::{Pod, PodKey},
-    tasks::AddWait,
-    tasks::Registry,
-    tasks::Synced,
-    tasks::{Refusal, Shared, View, state},
+    tasks::{AddWait, Refusal, Registry, Shared, Synced, View, state},
     timeline::Entry,
 };
 
@@ -155,7 +151,7 @@ pub(crate) fn response(
         redirection_annotation: expected_annotation(known),
         shown_annotation: shown_annotation(known),
         next_attempt_at: view.next_attempt.map(Into::into),
-        next_step: next_step::describe(view).to_owned(),
+        next_step: view.next_step().to_owned(),
         drift: view.drift.iter().map(drift_to_wire).collect(),
         unavailable,
     }

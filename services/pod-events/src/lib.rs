@@ -49,14 +49,10 @@ use inpod_service::{Daemon, Readiness, Service, metrics::AggregatedMetrics};
 use tokio::sync::watch;
 
 use crate::{
-    admission::Admission,
     adoption::Adoption,
-    changes::PodChanges,
     checkpoint::Checkpoint,
     clients::Clients,
     config::Config,
-    counters::Counters,
-    drift::Repairs,
     inventory::Inventory,
     leave_mode::LeaveMode,
     metrics::Metrics,
@@ -65,10 +61,7 @@ use crate::{
     source::{Health, Source},
     status::StatusReporter,
     sync::Sync,
-    tasks::Owners,
-    tasks::Registry,
-    tasks::Shared,
-    tasks::{Pipeline, Revisions, Synced},
+    tasks::{Registry, Shared, Synced},
     uninstall::Uninstaller,
 };
 
@@ -86,28 +79,16 @@ pub const SERVICE: Service = Service {
 /// If the source or the checkpoint cannot be read, or the socket cannot be bound.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let source = Source::open(&config).await?;
+    let status = StatusReporter::for_source(&source, &config.node_name);
+    let clients = clients(&config, &daemon);
+    let leave_mode = LeaveMode::follow(config.leave_file.clone(), &daemon.directory(SERVICE.name));
     let checkpoint = Checkpoint::open(&daemon.directory(SERVICE.name).join("pods"))?;
     let records = checkpoint.load().context("cannot read the checkpoint")?;
     tracing::info!(sandboxes = records.len(), "Read the checkpoint");
     let (synced_sender, synced) = watch::channel(Synced::default());
-    let pipeline = Pipeline {
-        clients: clients(&config, &daemon),
-        checkpoint,
-        synced,
-        revisions: Revisions::default(),
-    };
-    let shared = Arc::new(Shared {
-        status: StatusReporter::for_source(&source, &config.node_name),
-        admission: Admission::new(config.max_adds),
-        counters: Counters::default(),
-        pipeline,
-        source,
-        leave_mode: LeaveMode::follow(config.leave_file.clone(), &daemon.directory(SERVICE.name)),
-        config,
-        pod_changes: PodChanges::default(),
-        repairs: Repairs::default(),
-        owners: Owners::default(),
-    });
+    let shared = Arc::new(Shared::new(
+        config, source, status, leave_mode, clients, checkpoint, synced,
+    ));
     let registry = Registry::new(Arc::clone(&shared), records);
     let conditions = daemon.readiness().clone();
     if shared.config.ready_needs_ztunnel {
@@ -167,7 +148,7 @@ fn start_followers(
     synced: watch::Sender<Synced>,
     adoption: Adoption,
 ) {
-    let (source, clients) = (&shared.source, &shared.pipeline.clients);
+    let (source, clients) = (&shared.source, shared.clients());
     let adopted = adoption.completed();
     annotations::start(shared, registry, conditions, adopted);
     let before = (adoption, source.health());

@@ -18,8 +18,7 @@ use crate::{
     counters::{Metric, Phases},
     drift::DRIFT,
     status::metrics as status,
-    tasks::Registry as Pods,
-    tasks::{self, Added, ReplayOutcome, Shared, View},
+    tasks::{self, Added, Registry as Pods, ReplayOutcome, Shared, View},
 };
 
 const ADDS: Metric = Metric {

@@ -26,8 +26,7 @@ use crate::{
     inventory::Inventory,
     metrics::Metrics,
     pod::PodKey,
-    tasks::Registry,
-    tasks::{ReplayOutcome, Shared},
+    tasks::{Registry, ReplayOutcome, Shared},
 };
 use enrolled::EnrolledTracker;
 use spool::{Event, EventHandler};

@@ -20,7 +20,12 @@ use tonic::{Request, Response, Status};
 
 use self::selection::{Filter, Selection};
 use crate::{
-    clients::Clients, explain, metrics::Metrics, pod::PodKey, tasks::Registry, tasks::Shared, trace,
+    clients::Clients,
+    explain,
+    metrics::Metrics,
+    pod::PodKey,
+    tasks::{Registry, Shared},
+    trace,
 };
 
 #[derive(Debug)]
@@ -66,7 +71,7 @@ pub const CONCURRENCY_GROUPS: &[ConcurrencyGroup] = &[
 
 impl Server {
     fn clients(&self) -> &Clients {
-        &self.shared.pipeline.clients
+        self.shared.clients()
     }
 }
 

@@ -27,8 +27,7 @@ use crate::{
     adoption::Adoption,
     clients::{Clients, Instance},
     source::Health,
-    tasks::Registry,
-    tasks::Synced,
+    tasks::{Registry, Synced},
 };
 
 /// The delay before a broken stream is reopened, and the initial delay of a retry.

@@ -1,4 +1,5 @@
-//! The tasks of this node's pods, with everything that they do. Other modules use only what is exported here.
+//! The tasks of this node's pods, with everything that they do. Other modules use only what is exported here, most of it
+//! methods of [`Registry`].
 
 mod in_flight;
 mod owners;
@@ -8,13 +9,11 @@ mod registry;
 mod task;
 
 pub(crate) use in_flight::AddWait;
-pub use owners::Owners;
-pub use pipeline::{Pipeline, Revisions, Synced};
-pub(crate) use pipeline::{is_transient, work_deadline};
-pub use plan::Action;
+pub use pipeline::Synced;
+pub(crate) use pipeline::is_transient;
 pub use registry::Registry;
+pub(crate) use task::state;
 pub use task::{AddCall, Added, OfflineAdd, Refusal, ReplayOutcome, Shared, View};
-pub(crate) use task::{record_without_netns, should_be_enrolled, state, wall_clock};
 
 #[cfg(test)]
 pub(crate) use pipeline::NetnsState;

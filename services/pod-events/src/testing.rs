@@ -22,23 +22,17 @@ use tonic::{body::Body, transport::Channel};
 use tower::{Service, ServiceExt as _, util::BoxCloneSyncService};
 
 use crate::{
-    admission::Admission,
-    changes::PodChanges,
     checkpoint::{Checkpoint, Intent, Record},
     clients::Clients,
     config::{Config, KEYS},
-    counters::{Counters, Phases},
     decide::{Policy, Selectors},
-    drift::Repairs,
     injection::Injection,
     leave_mode::LeaveMode,
     pod::{Namespace, Pod},
     redirection::{Capture, Permissions, Proxy, Redirection, Requested, Sidecar},
     source::Source,
     status::StatusReporter,
-    tasks::Owners,
-    tasks::{AddCall, Shared},
-    tasks::{Pipeline, Revisions, Synced},
+    tasks::{AddCall, Shared, Synced},
 };
 
 pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
@@ -142,16 +136,10 @@ pub(crate) fn enrolled() -> Intent {
 }
 
 pub(crate) fn add_call(container_id: &str) -> AddCall {
-    AddCall {
-        sandbox: sandbox(container_id),
-        uid: None,
-        netns: NetnsRef::from_path("/run/netns/a"),
-        addresses: Vec::new(),
-        deadline: Instant::now() + Duration::from_secs(30),
-        work_deadline: Instant::now() + Duration::from_secs(27),
-        trace: Trace::default(),
-        phases: Phases::default(),
-    }
+    let netns = NetnsRef::from_path("/run/netns/a");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let (sandbox, trace) = (sandbox(container_id), Trace::default());
+    AddCall::new(sandbox, None, netns, Vec::new(), deadline, trace)
 }
 
 pub(crate) fn config(directory: &Path) -> Config {
@@ -176,23 +164,17 @@ pub(crate) fn config(directory: &Path) -> Config {
 pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
     let unreachable = || inpod_service::channel(&directory.join("nobody.sock"));
     let config = config(directory);
-    Arc::new(Shared {
-        source: Source::open(&config).await.unwrap(),
-        admission: Admission::new(config.max_adds),
-        counters: Counters::default(),
-        repairs: Repairs::default(),
-        owners: Owners::default(),
-        leave_mode: LeaveMode::default(),
-        config,
-        pipeline: Pipeline {
-            clients: Clients::new(unreachable(), unreachable(), capture()),
-            checkpoint: Checkpoint::open(&directory.join("checkpoint")).unwrap(),
-            synced: watch::channel(Synced::default()).1,
-            revisions: Revisions::default(),
-        },
-        status: StatusReporter::disabled(),
-        pod_changes: PodChanges::default(),
-    })
+    let source = Source::open(&config).await.unwrap();
+    let clients = Clients::new(unreachable(), unreachable(), capture());
+    let checkpoint = Checkpoint::open(&directory.join("checkpoint")).unwrap();
+    let (status, synced) = (
+        StatusReporter::disabled(),
+        watch::channel(Synced::default()).1,
+    );
+    let leave_mode = LeaveMode::default();
+    Arc::new(Shared::new(
+        config, source, status, leave_mode, clients, checkpoint, synced,
+    ))
 }
 
 type BoxError = Box<dyn Error + Send + Sync>;

@@ -13,7 +13,10 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::{SERVICE, clients::Clients, tasks::Registry, tasks::Shared};
+use crate::{
+    SERVICE,
+    tasks::{Registry, Shared},
+};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -126,8 +129,7 @@ impl Uninstaller {
             UninstallMode::Handover => self.check_stable(),
             UninstallMode::Uninstall => {
                 self.check_withdrawn()?;
-                let clients: &Clients = &self.shared.pipeline.clients;
-                let left = clients.leave_node().await;
+                let left = self.shared.clients().leave_node().await;
                 left.map_err(|failure| failure.to_string())
             }
         }

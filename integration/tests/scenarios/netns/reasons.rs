@@ -20,8 +20,8 @@ const DEFECTS: [(&str, &str, usize); 4] = [
         "another service's answer breaks the contract",
         1,
     ),
-    ("server/binds.rs", "a search has panicked", 1),
     ("tasks/registry.rs", "a pod's task has panicked", 1),
+    ("tasks/registry/search.rs", "a search has panicked", 1),
     (
         "tasks/task/adoption.rs",
         "a UID that was parsed from Kubernetes is no container id",

@@ -11,8 +11,7 @@ use crate::{
     decide::Decision,
     pod::Pod,
     status::{Annotation, EventKind},
-    tasks::View,
-    tasks::is_transient,
+    tasks::{View, is_transient},
 };
 
 #[derive(Clone, Copy, Debug)]

@@ -1,17 +1,12 @@
 //! The remedy of an explanation, and the wait of an ADD.
 
-use std::time::SystemTime;
-
 use inpod_proto::podevents::v1::{AddWait as WireWait, PodState, RulesReport, ZtunnelReport};
 use inpod_types::Reason;
 
 use super::{PodInfo, bypass::is_wanted};
 use crate::{
     counters::Phase,
-    tasks::Action,
-    tasks::AddWait,
-    tasks::Synced,
-    tasks::{state, wall_clock},
+    tasks::{AddWait, Synced, state},
 };
 
 const AWAIT_ADD: &str = "Wait for the pod's CNI ADD. If the pod does not start, read its Events: the plugin may not reach pod-events.";
@@ -38,8 +33,6 @@ pub(super) fn describe(
         .current()
         .is_some_and(|record| !record.redirection.is_sidecar())
         && ztunnels.iter().all(|it| it.acknowledged_at.is_none());
-    let is_next_step_due = known.view.next_attempt.is_some()
-        && !matches!(known.view.next, Some(Action::Idle | Action::WaitUntil(_)));
     match state(known.current()) {
         PodState::Withdrawing | PodState::Deleting => AWAIT_NEXT_STEP,
         _ if !wanted => decided,
@@ -48,7 +41,7 @@ pub(super) fn describe(
         }
         PodState::Enrolled if !unavailable.is_empty() => Reason::DependencyUnavailable.remedy(),
         PodState::Enrolled if is_unacknowledged => reason_without_ztunnel(ztunnels).remedy(),
-        PodState::Enrolled if !is_next_step_due => decided,
+        PodState::Enrolled if !known.view.is_step_due() => decided,
         _ if known.current().is_none() => AWAIT_ADD,
         PodState::Unspecified | PodState::Out | PodState::Enrolling | PodState::Enrolled => {
             AWAIT_NEXT_STEP
@@ -87,17 +80,16 @@ pub(super) fn wait_to_wire(wait: AddWait, synced: &Synced) -> WireWait {
     };
     WireWait {
         waits_for: waits_for.to_owned(),
-        since: Some((SystemTime::now() - wait.since.elapsed()).into()),
-        until: Some(wall_clock(wait.until).into()),
+        since: Some(wait.since.into()),
+        until: Some(wait.until.into()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{sync::Arc, time::SystemTime};
 
     use inpod_types::{Enrollment, Failure};
-    use tokio::time::Instant;
 
     use super::*;
     use crate::{
@@ -160,7 +152,7 @@ mod tests {
     #[test]
     fn a_waiting_add_names_its_service_unless_it_was_refused_before() {
         let mut waits = known(Some(Intent::Enrolling));
-        let since = Instant::now();
+        let since = SystemTime::now();
         let wait = |phase| AddWait {
             phase,
             since,

@@ -10,6 +10,8 @@ pub(super) fn running_pod(enrollment: Enrollment, records: Vec<Record>) -> PodIn
     );
     let mut inventory = Inventory::default();
     inventory.pods.insert(key.clone(), shown);
+    let mut view = View::default();
+    view.records = records.into_iter().map(Arc::new).collect();
     PodInfo {
         pod,
         key,
@@ -17,10 +19,7 @@ pub(super) fn running_pod(enrollment: Enrollment, records: Vec<Record>) -> PodIn
             enrollment,
             reason: Reason::LabelOnPod,
         },
-        view: View {
-            records: records.into_iter().map(Arc::new).collect(),
-            ..View::default()
-        },
+        view,
         inventory: Arc::new(inventory),
         wait: None,
     }

@@ -45,16 +45,12 @@ use super::{
     services::Services,
 };
 use crate::{
-    admission::Admission,
     adoption::Adoption,
     annotations,
     boottime::BootInstant,
-    changes::PodChanges,
     checkpoint::Checkpoint,
     clients::Clients,
     config::Config,
-    counters::{Counters, Phases},
-    drift::Repairs,
     follow_source,
     leave_mode::LeaveMode,
     metrics::Metrics,
@@ -62,10 +58,7 @@ use crate::{
     source::Source,
     status::StatusReporter,
     sync::Sync,
-    tasks::Owners,
-    tasks::Registry,
-    tasks::{AddCall, OfflineAdd, ReplayOutcome, Shared},
-    tasks::{Pipeline, Revisions, Synced},
+    tasks::{AddCall, OfflineAdd, Registry, ReplayOutcome, Shared, Synced},
     testing::{self, Transport, set_disk_fault, set_since_boot, since_boot},
 };
 
@@ -274,23 +267,15 @@ impl Run {
         } else {
             StatusReporter::disabled()
         };
-        let shared = Arc::new(Shared {
-            admission: Admission::new(config.max_adds),
-            counters: Counters::default(),
-            pipeline: Pipeline {
-                clients: Clients::new(netconfig, broker, testing::capture()),
-                checkpoint,
-                synced: synced.clone(),
-                revisions: Revisions::default(),
-            },
+        let shared = Arc::new(Shared::new(
+            config.clone(),
             source,
-            config: config.clone(),
-            leave_mode: LeaveMode::manual(leave),
             status,
-            pod_changes: PodChanges::default(),
-            repairs: Repairs::default(),
-            owners: Owners::default(),
-        });
+            LeaveMode::manual(leave),
+            Clients::new(netconfig, broker, testing::capture()),
+            checkpoint,
+            synced.clone(),
+        ));
         let registry = Registry::new(Arc::clone(&shared), records);
         let conditions = Readiness::default();
         let mut metrics = prometheus_client::registry::Registry::default();
@@ -298,7 +283,7 @@ impl Run {
         let adoption = Adoption::open(directory.join("inherited"));
         let adopted = adoption.completed();
         annotations::start(&shared, &registry, &conditions, adopted);
-        let clients = shared.pipeline.clients.clone();
+        let clients = shared.clients().clone();
         let before = (adoption, health);
         Sync::start(
             clients,
@@ -664,19 +649,16 @@ impl Driver<'_> {
     fn offline_add(&self, index: usize) -> OfflineAdd {
         let node = self.node.lock();
         let sandbox = &node.sandboxes[index];
-        OfflineAdd {
-            call: AddCall {
-                sandbox: sandbox_ref(index),
-                uid: Some(uid(sandbox.pod, sandbox.generation).parse().unwrap()),
-                netns: seen_netns(&sandbox.path, index),
-                addresses: vec![address(index).parse().unwrap()],
-                deadline: Instant::now(),
-                work_deadline: Instant::now(),
-                trace: Trace::default(),
-                phases: Phases::default(),
-            },
-            at: BootInstant::now(),
-        }
+        let call = AddCall::new(
+            sandbox_ref(index),
+            Some(uid(sandbox.pod, sandbox.generation).parse().unwrap()),
+            seen_netns(&sandbox.path, index),
+            vec![address(index).parse().unwrap()],
+            Instant::now(),
+            Trace::default(),
+        );
+        let at = BootInstant::now();
+        OfflineAdd { call, at }
     }
 
     async fn drive(&mut self, run: &Arc<Run>) {

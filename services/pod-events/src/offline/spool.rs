@@ -16,7 +16,6 @@ use tokio::time::Instant;
 use crate::{
     boottime::BootInstant,
     checkpoint::MAX_STATE_BYTES,
-    counters::Phases,
     pod::PodKey,
     tasks::{AddCall, OfflineAdd, ReplayOutcome},
 };
@@ -232,16 +231,9 @@ fn admitted(entry: Entry) -> Result<Event, SpoolError> {
     let pod = entry.pod.ok_or_else(|| lacks("pod"))?;
     let netns = entry.netns.ok_or_else(|| lacks("netns"))?;
     let age = Duration::from_millis(now_unix_ms().saturating_sub(entry.time_unix_ms));
-    let call = AddCall {
-        sandbox: entry.sandbox,
-        uid: pod.uid,
-        netns,
-        addresses: entry.addresses,
-        deadline: Instant::now(),
-        work_deadline: Instant::now(),
-        trace: Trace::default(),
-        phases: Phases::default(),
-    };
+    let (sandbox, addresses) = (entry.sandbox, entry.addresses);
+    let (now, trace) = (Instant::now(), Trace::default());
+    let call = AddCall::new(sandbox, pod.uid, netns, addresses, now, trace);
     let at = BootInstant::after_boot(BootInstant::now().since_boot().saturating_sub(age));
     Ok(Event::Admitted(
         (pod.namespace, pod.name),

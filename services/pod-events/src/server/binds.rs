@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    sync::Arc,
     time::Duration,
 };
 
@@ -12,7 +11,7 @@ use inpod_proto::{
     Invalid, addresses_to, netconfig::v1::list_listeners_request::Target, podevents::v1 as wire,
     required,
 };
-use inpod_types::{Failure, NetnsRef, PodRef, Reason, ServiceName};
+use inpod_types::{Failure, PodRef, Reason, ServiceName};
 use tokio::{
     sync::Semaphore,
     time::{Instant, timeout_at},
@@ -22,11 +21,8 @@ use tonic::Request;
 use super::{Server, parse_field, selection::Filter};
 use crate::{
     binds::{PodNetwork, Port, PortIndex, Socket, Ztunnel},
-    checkpoint::Record,
-    clients::deadline_in,
     explain::{self, PodInfo, failure_to_wire},
     pod::Protocol,
-    tasks::{record_without_netns, should_be_enrolled},
 };
 
 const POD_TIMEOUT: Duration = Duration::from_secs(2);
@@ -175,45 +171,10 @@ impl Server {
         }
         let netns = match known_netns {
             Some(record) => record.expected_netns(),
-            None => {
-                let placeholder = self.undiscovered_record(known)?;
-                self.locate(placeholder, deadline).await?
-            }
+            None => self.registry.find_netns(known.shown(), deadline).await?,
         };
         let target = Target::Netns((&netns).into());
         self.clients().sockets(target, deadline).await
-    }
-
-    /// Finds the netns of a pod without an ADD. Releases the claim again, even if the caller is cancelled.
-    async fn locate(&self, placeholder: Record, deadline: Instant) -> Result<NetnsRef, Failure> {
-        let shared = Arc::clone(&self.shared);
-        let located = tokio::spawn(async move {
-            let pipeline = &shared.pipeline;
-            let found = pipeline.find(&placeholder, false, deadline).await?;
-            let until = deadline_in(2);
-            pipeline.clients.release(&found.sandbox, until).await?;
-            Ok(found.expected_netns())
-        });
-        let ended = |_| Err(Failure::new(Reason::Internal, "the search has ended"));
-        located.await.unwrap_or_else(ended)
-    }
-
-    /// Returns a record that locates the netns of a pod without a record. Refuses a pod that is to join the mesh,
-    /// because the pod's task is already searching for the netns and keeps it.
-    fn undiscovered_record(&self, known: &PodInfo) -> Result<Record, Failure> {
-        let not_found_yet = |message: &str| Failure::new(Reason::SandboxAwaited, message);
-        let pod = known.shown();
-        let pod = pod.ok_or_else(|| not_found_yet("the pod's netns is not known"))?;
-        if should_be_enrolled(&self.shared, pod, true) {
-            let message = "the pod is to join the mesh; the search for its netns is in progress";
-            return Err(not_found_yet(message).retry_after(POD_TIMEOUT));
-        }
-        if pod.addresses.is_empty() {
-            return Err(not_found_yet(
-                "no ADD was seen for the pod, and its status has no address",
-            ));
-        }
-        record_without_netns(pod)
     }
 }
 

@@ -17,10 +17,8 @@ use super::{QUERY_TIMEOUT, Server, parse_field, selection::Selection};
 use crate::{
     checkpoint::{Intent, Record},
     clients,
-    counters::Phases,
     pod::PodKey,
     tasks::AddCall,
-    tasks::work_deadline,
 };
 
 fn add_call(request: Request<wire::AddPodRequest>) -> Result<(PodKey, AddCall), Invalid> {
@@ -35,16 +33,10 @@ fn add_call(request: Request<wire::AddPodRequest>) -> Result<(PodKey, AddCall), 
         parse_field("pod.name", &selector.name)?,
     );
     let uid = Selection::parse(Some(selector))?.uid;
-    let call = AddCall {
-        sandbox: required("sandbox", message.sandbox)?,
-        uid,
-        netns: required("netns", message.netns)?,
-        addresses: addresses_from(&message.addresses, "addresses")?,
-        deadline,
-        work_deadline: work_deadline(deadline),
-        phases: Phases::with_trace(&trace),
-        trace,
-    };
+    let sandbox = required("sandbox", message.sandbox)?;
+    let netns = required("netns", message.netns)?;
+    let addresses = addresses_from(&message.addresses, "addresses")?;
+    let call = AddCall::new(sandbox, uid, netns, addresses, deadline, trace);
     Ok((key, call))
 }
 

@@ -85,7 +85,7 @@ impl Server {
             Some(record) if record.intent.has_effects() => self.inspect(record).await,
             Some(_) | None => ServiceReports::default(),
         };
-        let synced = self.shared.pipeline.synced.borrow().clone();
+        let synced = self.shared.synced();
         explain::response(known, &self.shared.policy(), &synced, reports)
     }
 

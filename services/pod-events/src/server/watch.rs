@@ -21,7 +21,12 @@ use tokio::sync::{
 use tonic::Status;
 
 use super::{Selection, keys, to_status};
-use crate::{explain, inventory::Inventory, pod::PodKey, tasks::Registry, tasks::Shared};
+use crate::{
+    explain,
+    inventory::Inventory,
+    pod::PodKey,
+    tasks::{Registry, Shared},
+};
 
 /// Streams the current state, a marker for the end of the state, and then every change.
 pub(super) fn enrollments(

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::SystemTime,
 };
 
 use futures_util::future::join_all;
@@ -12,7 +13,7 @@ use tokio::{sync::watch, time::Instant};
 use crate::{
     counters::{Phase, Phases},
     pod::PodKey,
-    tasks::task::AddCall,
+    tasks::task::{AddCall, wall_clock},
 };
 
 #[derive(Clone, Debug, Default)]
@@ -37,9 +38,9 @@ struct Add {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AddWait {
     pub(crate) phase: Phase,
-    pub(crate) since: Instant,
+    pub(crate) since: SystemTime,
     /// The time at which the ADD gives up.
-    pub(crate) until: Instant,
+    pub(crate) until: SystemTime,
 }
 
 impl InFlight {
@@ -81,8 +82,8 @@ impl InFlight {
         let (phase, since) = add.phases.current();
         Some(AddWait {
             phase,
-            since,
-            until: add.until,
+            since: SystemTime::now() - since.elapsed(),
+            until: wall_clock(add.until),
         })
     }
 

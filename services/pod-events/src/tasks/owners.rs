@@ -13,7 +13,7 @@ use crate::{checkpoint::Record, pod::PodKey};
 /// The index by container. The key is not the sandbox, because a record may match requests of another network (see
 /// [`Record::matches_request`]), but never of another container.
 #[derive(Debug, Default)]
-pub struct Owners(Mutex<Pods>);
+pub(super) struct Owners(Mutex<Pods>);
 
 /// Maps a container to its pods: nearly always a single pod, so a `Vec` takes the least space.
 type Pods = BTreeMap<ContainerId, Vec<Arc<PodKey>>>;

@@ -42,11 +42,11 @@ pub struct Synced {
 /// Issues revisions. Revisions increase within a boot, even across restarts of pod-events; no ordered effect outlives
 /// the boot.
 #[derive(Debug, Default)]
-pub struct Revisions(AtomicU64);
+pub(super) struct Revisions(AtomicU64);
 
 impl Revisions {
     /// Returns a greater revision than all earlier revisions.
-    pub fn next(&self) -> Revision {
+    pub(super) fn next(&self) -> Revision {
         let clock = u64::try_from(BootInstant::now().since_boot().as_nanos()).unwrap_or(u64::MAX);
         let next = |last: u64| Some(clock.max(last + 1));
         let last = self
@@ -57,7 +57,7 @@ impl Revisions {
 }
 
 #[derive(Debug)]
-pub struct Pipeline {
+pub(super) struct Pipeline {
     pub clients: Clients,
     pub checkpoint: Checkpoint,
     pub synced: watch::Receiver<Synced>,
@@ -106,7 +106,7 @@ impl Pipeline {
     /// # Errors
     ///
     /// STARTING, at once, if a service is not synced.
-    pub fn broker(&self) -> Result<Arc<str>, Failure> {
+    pub(super) fn broker(&self) -> Result<Arc<str>, Failure> {
         let synced = self.synced.borrow();
         let known = synced.broker.clone().filter(|_| synced.netconfig.is_some());
         known.ok_or_else(|| Failure::new(Reason::Starting, describe_missing(&synced)))
@@ -117,7 +117,7 @@ impl Pipeline {
     /// # Errors
     ///
     /// STARTING, at once, if a needed service is not synced.
-    pub fn broker_for(&self, enrollment: Enrollment) -> Result<Option<Arc<str>>, Failure> {
+    pub(super) fn broker_for(&self, enrollment: Enrollment) -> Result<Option<Arc<str>>, Failure> {
         if enrollment != Enrollment::Sidecar {
             return self.broker().map(Some);
         }
@@ -129,7 +129,7 @@ impl Pipeline {
 
     /// Waits until the needed services are synced. A pod's task must not await this function: syncing netconfig
     /// requires every task to claim its netns.
-    pub async fn wait_ready(
+    pub(super) async fn wait_ready(
         &self,
         enrollment: Enrollment,
         deadline: Instant,

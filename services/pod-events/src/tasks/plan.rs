@@ -41,7 +41,7 @@ pub(super) struct Timing {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub(super) enum Action {
     Idle,
     WaitUntil(BootInstant),
     /// Put every part of the enrollment in place, even if some parts are in place already.

@@ -3,6 +3,7 @@
 mod adoption;
 mod queries;
 mod replay;
+mod search;
 mod supervise;
 mod wakeups;
 
@@ -28,11 +29,13 @@ use crate::{
     counters::Phase,
     drift::DriftKind,
     pod::{Pod, PodKey},
-    tasks::in_flight::InFlight,
-    tasks::pipeline::{is_transient, workload_of},
-    tasks::task::{
-        AddCall, Added, Command, Interrupts, Refusal, Shared, Task, View, log_refusal,
-        resolve::resolve, state,
+    tasks::{
+        in_flight::InFlight,
+        pipeline::{is_transient, workload_of},
+        task::{
+            AddCall, Added, Command, Interrupts, Refusal, Shared, Task, View, log_refusal,
+            resolve::resolve, state,
+        },
     },
     trace,
 };

@@ -11,6 +11,7 @@ mod discovery;
 mod drift;
 mod interrupt;
 mod listeners;
+mod next_step;
 mod reconcile;
 mod replay;
 pub(super) mod resolve;
@@ -41,7 +42,8 @@ use crate::{
     admission::Admission,
     boottime::BootInstant,
     changes::PodChanges,
-    checkpoint::{Intent, Record},
+    checkpoint::{Checkpoint, Intent, Record},
+    clients::Clients,
     config::Config,
     counters::{Counters, Phase},
     decide::{Decision, Policy, decide_from},
@@ -50,16 +52,18 @@ use crate::{
     pod::{Pod, PodKey},
     source::Source,
     status::StatusReporter,
-    tasks::owners::Owners,
-    tasks::pipeline::{CancelReason, Pipeline},
-    tasks::plan::{Action, Timing},
-    tasks::task::resolve::Resolved,
+    tasks::{
+        owners::Owners,
+        pipeline::{CancelReason, Pipeline, Revisions, Synced},
+        plan::{Action, Timing},
+        task::resolve::Resolved,
+    },
     timeline::Timeline,
     trace,
 };
 
-pub(crate) use adoption::record_without_netns;
-pub(crate) use discovery::should_be_enrolled;
+pub(super) use adoption::record_without_netns;
+pub(super) use discovery::should_be_enrolled;
 
 pub use add::AddCall;
 pub(super) use interrupt::Interrupts;
@@ -107,17 +111,54 @@ pub struct Added {
 pub struct Shared {
     pub admission: Admission,
     pub counters: Counters,
-    pub pipeline: Pipeline,
+    pub(super) pipeline: Pipeline,
     pub source: Source,
     pub config: Config,
     pub leave_mode: LeaveMode,
     pub status: StatusReporter,
     pub pod_changes: PodChanges,
     pub repairs: Repairs,
-    pub owners: Owners,
+    pub(super) owners: Owners,
 }
 
 impl Shared {
+    /// Combines the given parts with empty state. `synced` follows the synchronization of the services.
+    pub(crate) fn new(
+        config: Config,
+        source: Source,
+        status: StatusReporter,
+        leave_mode: LeaveMode,
+        clients: Clients,
+        checkpoint: Checkpoint,
+        synced: watch::Receiver<Synced>,
+    ) -> Self {
+        Self {
+            admission: Admission::new(config.max_adds),
+            counters: Counters::default(),
+            pipeline: Pipeline {
+                clients,
+                checkpoint,
+                synced,
+                revisions: Revisions::default(),
+            },
+            source,
+            config,
+            leave_mode,
+            status,
+            pod_changes: PodChanges::default(),
+            repairs: Repairs::default(),
+            owners: Owners::default(),
+        }
+    }
+
+    pub(crate) fn clients(&self) -> &Clients {
+        &self.pipeline.clients
+    }
+
+    pub(crate) fn synced(&self) -> Synced {
+        self.pipeline.synced.borrow().clone()
+    }
+
     pub fn decide(&self, pod: &Pod) -> Decision {
         let inventory = self.source.inventory();
         decide_from(&inventory, pod, &self.policy())
@@ -174,7 +215,7 @@ pub(crate) struct Task {
     discovery_due: Option<Instant>,
 }
 
-pub(crate) fn wall_clock(then: Instant) -> SystemTime {
+pub(super) fn wall_clock(then: Instant) -> SystemTime {
     SystemTime::now() + then.saturating_duration_since(Instant::now())
 }
 

@@ -191,7 +191,11 @@ impl Pipeline {
     }
 
     /// Gives ztunnel the netns of a sandbox with another agent's rules.
-    pub(crate) async fn serve(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+    pub(crate) async fn serve(
+        &self,
+        record: &mut Record,
+        log: &mut Timeline,
+    ) -> Result<(), Failure> {
         let broker = self.broker()?;
         let (deadline, began) = (deadline_in(5), Instant::now());
         let (netns, addresses) = (record.expected_netns(), &record.addresses);

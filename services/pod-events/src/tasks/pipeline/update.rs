@@ -16,7 +16,11 @@ impl Pipeline {
     /// # Errors
     ///
     /// netconfig's failure; the rules are unchanged then.
-    pub(crate) async fn update(&self, record: Record, log: &mut Timeline) -> Result<Record, Failure> {
+    pub(crate) async fn update(
+        &self,
+        record: Record,
+        log: &mut Timeline,
+    ) -> Result<Record, Failure> {
         let began = tokio::time::Instant::now();
         let fingerprint = self.clients.apply(&record, deadline_in(5)).await?;
         log.note_since(format!("changed rules, now {fingerprint}"), began);

@@ -14,7 +14,11 @@ use crate::{
 };
 
 impl Pipeline {
-    pub(crate) fn start_withdrawal(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+    pub(crate) fn start_withdrawal(
+        &self,
+        record: &mut Record,
+        log: &mut Timeline,
+    ) -> Result<(), Failure> {
         log.note("withdrawing: announcing it to peers");
         record.intent = Intent::Announcing;
         Ok(self.checkpoint.write(record)?)
@@ -32,7 +36,11 @@ impl Pipeline {
         Ok(self.checkpoint.write(record)?)
     }
 
-    pub(crate) async fn drain(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+    pub(crate) async fn drain(
+        &self,
+        record: &mut Record,
+        log: &mut Timeline,
+    ) -> Result<(), Failure> {
         let flows = self
             .clients
             .remove_rules(&record.sandbox, RemovePhase::Drain, deadline_in(5))
@@ -89,7 +97,11 @@ impl Pipeline {
 
     /// Keeps the redirection to a sidecar but releases the claim. The record keeps the identity of the netns, so that
     /// another netns at the same path is recognized.
-    pub(crate) async fn detach(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+    pub(crate) async fn detach(
+        &self,
+        record: &mut Record,
+        log: &mut Timeline,
+    ) -> Result<(), Failure> {
         self.clients
             .release(&record.sandbox, deadline_in(5))
             .await?;

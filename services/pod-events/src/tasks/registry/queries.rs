@@ -3,7 +3,11 @@ use std::{collections::BTreeMap, sync::Arc};
 use inpod_types::{NetworkName, SandboxRef};
 
 use super::{Handle, Registry};
-use crate::{checkpoint::Record, pod::PodKey, tasks::in_flight::AddWait, tasks::task::View};
+use crate::{
+    checkpoint::Record,
+    pod::PodKey,
+    tasks::{in_flight::AddWait, task::View},
+};
 
 impl Registry {
     /// Returns the wait of the pod's last unanswered ADD.

@@ -15,8 +15,10 @@ use crate::{
     checkpoint::{Intent, Record},
     counters::{Phase, Phases},
     pod::Pod,
-    tasks::pipeline::{EnrollContext, NetnsState},
-    tasks::task::resolve::Resolved,
+    tasks::{
+        pipeline::{EnrollContext, NetnsState, work_deadline},
+        task::resolve::Resolved,
+    },
 };
 
 #[derive(Clone, Debug)]
@@ -32,6 +34,28 @@ pub struct AddCall {
     pub work_deadline: Instant,
     pub trace: Trace,
     pub phases: Phases,
+}
+
+impl AddCall {
+    pub(crate) fn new(
+        sandbox: SandboxRef,
+        uid: Option<PodUid>,
+        netns: NetnsRef,
+        addresses: Vec<IpAddr>,
+        deadline: Instant,
+        trace: Trace,
+    ) -> Self {
+        Self {
+            sandbox,
+            uid,
+            netns,
+            addresses,
+            deadline,
+            work_deadline: work_deadline(deadline),
+            phases: Phases::with_trace(&trace),
+            trace,
+        }
+    }
 }
 
 impl Task {

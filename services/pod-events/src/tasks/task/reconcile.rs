@@ -8,8 +8,10 @@ use super::{POLL_INTERVAL, Step, Task, interrupt};
 use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
-    tasks::pipeline::{EnrollContext, is_gone, is_transient},
-    tasks::plan::{Action, Desired, next},
+    tasks::{
+        pipeline::{EnrollContext, is_gone, is_transient},
+        plan::{Action, Desired, next},
+    },
     trace,
 };
 

@@ -20,7 +20,7 @@ pub struct View {
     pub timeline: Timeline,
     pub next_attempt: Option<SystemTime>,
     /// The action of the next attempt; `None` if the attempt claims the netns again.
-    pub next: Option<Action>,
+    pub(in crate::tasks) next: Option<Action>,
     /// The time when the sandbox entered its state; `None` if this process found the sandbox in the state.
     pub since: Option<SystemTime>,
     pub drift: Drift,

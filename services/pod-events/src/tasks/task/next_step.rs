@@ -1,17 +1,25 @@
+use super::View;
 use crate::{
     checkpoint::{Intent, Record},
-    tasks::Action,
-    tasks::View,
+    tasks::plan::Action,
 };
 
-/// Describes the next attempt; the text is empty if no attempt is due.
-pub(super) fn describe(view: &View) -> &'static str {
-    match (view.next_attempt, view.records.last()) {
-        (Some(_), Some(_)) if view.next == Some(Action::Idle) && view.records.len() == 1 => {
-            "verify its rules and repair them"
+impl View {
+    /// Describes the next attempt; the text is empty if no attempt is due.
+    pub(crate) fn next_step(&self) -> &'static str {
+        match (self.next_attempt, self.records.last()) {
+            (Some(_), Some(_)) if self.next == Some(Action::Idle) && self.records.len() == 1 => {
+                "verify its rules and repair them"
+            }
+            (Some(_), Some(current)) => step(current, self.next),
+            (Some(_), None) | (None, _) => "",
         }
-        (Some(_), Some(current)) => step(current, view.next),
-        (Some(_), None) | (None, _) => "",
+    }
+
+    /// Returns whether the next attempt does more than to verify or to wait.
+    pub(crate) fn is_step_due(&self) -> bool {
+        let is_routine = matches!(self.next, Some(Action::Idle | Action::WaitUntil(_)));
+        self.next_attempt.is_some() && !is_routine
     }
 }
 
@@ -60,12 +68,13 @@ mod tests {
             intent,
             ..record("c1")
         };
-        describe(&View {
+        let view = View {
             records: vec![record.into()],
             next_attempt: due.then(SystemTime::now),
             next,
             ..View::default()
-        })
+        };
+        view.next_step()
     }
 
     #[test]
@@ -74,7 +83,7 @@ mod tests {
             described(Intent::Enrolling, Some(Action::Enroll), false),
             ""
         );
-        assert_eq!(describe(&View::default()), "");
+        assert_eq!(View::default().next_step(), "");
         let since = BootInstant::BOOT;
         let wait = Some(Action::WaitUntil(since));
         let enroll = Some(Action::Enroll);
