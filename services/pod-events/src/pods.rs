@@ -3,5 +3,6 @@
 
 #[cfg(test)]
 mod check;
+pub(crate) mod describe;
 pub(crate) mod next;
 pub(crate) mod state;

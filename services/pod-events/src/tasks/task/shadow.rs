@@ -99,11 +99,7 @@ impl Task {
         let is_sidecar = record.redirection.is_sidecar();
         Sandbox {
             phase,
-            proxy: if is_sidecar {
-                Proxy::Sidecar
-            } else {
-                Proxy::Ztunnel
-            },
+            proxy: proxy_of(is_sidecar),
             is_located: !record.has_unknown_netns(),
             is_detached: record.is_detached(),
             is_placeholder: record.admitted_unenrolled,
@@ -127,20 +123,7 @@ impl Task {
             now: BootInstant::now(),
             netconfig: synced.netconfig.clone(),
             broker: synced.broker.clone(),
-            wanted: match desired {
-                Desired::In { in_sync } => Wanted::In {
-                    proxy: if to_sidecar {
-                        Proxy::Sidecar
-                    } else {
-                        Proxy::Ztunnel
-                    },
-                    is_in_sync: in_sync,
-                },
-                Desired::Detached { .. } => Wanted::Detached,
-                Desired::Out { .. } => Wanted::Out,
-                Desired::Gone { since } => Wanted::Gone { since },
-                Desired::Unknown => Wanted::Unknown,
-            },
+            wanted: wanted(desired, proxy_of(to_sidecar)),
             ending: match running {
                 Some(pod) if pod.is_terminating => Ending::Agreed,
                 Some(_) => Ending::Denied,
@@ -159,7 +142,28 @@ impl Task {
     }
 }
 
-fn phase_of(record: &Record) -> Phase {
+fn proxy_of(is_sidecar: bool) -> Proxy {
+    if is_sidecar {
+        Proxy::Sidecar
+    } else {
+        Proxy::Ztunnel
+    }
+}
+
+pub(super) fn wanted(desired: Desired, proxy: Proxy) -> Wanted {
+    match desired {
+        Desired::In { in_sync } => Wanted::In {
+            proxy,
+            is_in_sync: in_sync,
+        },
+        Desired::Detached { .. } => Wanted::Detached,
+        Desired::Out { .. } => Wanted::Out,
+        Desired::Gone { since } => Wanted::Gone { since },
+        Desired::Unknown => Wanted::Unknown,
+    }
+}
+
+pub(super) fn phase_of(record: &Record) -> Phase {
     match record.intent {
         Intent::Out => Phase::Out,
         Intent::Enrolling => Phase::Enrolling,
