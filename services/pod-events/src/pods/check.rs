@@ -168,6 +168,46 @@ fn pod_without_an_add_reaches_desired_state_after_failures() {
     check(Start::Missed, 1, Event::ALL);
 }
 
+/// Some defects take three events. Every three of all events would take hours.
+#[test]
+fn pod_reaches_desired_state_after_three_related_events() {
+    let rows: [(Start, &[Event]); 4] = [
+        (
+            Start::Enrolled,
+            &[Event::Label, Event::Delete, Event::End, Event::Crash],
+        ),
+        (
+            Start::Enrolled,
+            &[Event::RepeatAdd, Event::Delete, Event::Vanish],
+        ),
+        (
+            Start::Enrolled,
+            &[Event::Drift, Event::Contest, Event::Settings, Event::Deafen],
+        ),
+        (
+            Start::Sidecar,
+            &[Event::Uninstall, Event::Stay, Event::End, Event::Delete],
+        ),
+    ];
+    for (start, among) in rows {
+        check(start, 3, among);
+    }
+}
+
+#[test]
+fn pod_with_foreign_rules_is_served_after_events_and_failures() {
+    check(Start::Legacy, 1, Event::ALL);
+    let among = &[
+        Event::Delete,
+        Event::End,
+        Event::Label,
+        Event::NetconfigRestarts,
+        Event::BrokerRestarts,
+        Event::HandOver,
+    ];
+    check(Start::Legacy, 2, among);
+}
+
 #[test]
 fn adopted_pod_reaches_desired_state_after_events_and_failures() {
     check(Start::Adopted, 1, Event::ALL);

@@ -133,7 +133,7 @@ pub(crate) struct Sandbox {
     pub(crate) served_by: Option<Run>,
     /// Set if the rules may differ from the applied rules.
     pub(crate) is_suspect: bool,
-    /// The number of reports of differing rules. A changed number reveals a report during a repair.
+    /// The number of reports of differing rules and of releases. A changed number reveals a report during a step.
     pub(crate) reports: u32,
     /// Set while ztunnel was seen not to listen in the netns.
     pub(crate) is_deaf: bool,
@@ -321,6 +321,12 @@ impl Sandbox {
         self.reports = self.reports.wrapping_add(1);
     }
 
+    /// Records a report that netconfig has released the netns.
+    pub(crate) fn lose_claim(&mut self) {
+        self.claimed_by = None;
+        self.reports = self.reports.wrapping_add(1);
+    }
+
     /// Records that the sandbox ended unnoticed.
     fn mark_ended(&mut self) {
         self.phase = Phase::Deleting {
@@ -483,7 +489,7 @@ impl Pod {
                 } else if is_unchanged && is_forgotten {
                     self.forget(index);
                 } else if plan.act == Act::Answer {
-                    self.finish_add(index);
+                    self.finish_add(index, now);
                 } else if is_unchanged {
                     sandbox.advance(plan, now);
                 }
@@ -508,6 +514,11 @@ impl Pod {
         (self.unfound_since, self.search) = (None, None);
     }
 
+    /// Records that a search found nothing.
+    pub(crate) fn miss(&mut self, now: BootInstant) {
+        self.search = Some(Retry::after(self.search, now, Problem::Other));
+    }
+
     fn forget(&mut self, index: usize) {
         let sandbox = &mut self.sandboxes[index];
         if sandbox.add.is_some() {
@@ -520,7 +531,7 @@ impl Pod {
     }
 
     /// Ends an answered ADD. A failed enrollment leaves no record, unless something is left to remove.
-    fn finish_add(&mut self, index: usize) {
+    fn finish_add(&mut self, index: usize, now: BootInstant) {
         let sandbox = &mut self.sandboxes[index];
         let Some(add) = sandbox.add.take() else {
             return;
@@ -529,6 +540,9 @@ impl Pod {
         let is_forgotten = add.is_deleted || (was_begun && !add.is_repeated);
         if add.is_failed && is_forgotten && sandbox.phase == Phase::Out {
             self.sandboxes.remove(index);
+        } else if add.is_deleted && sandbox.phase.is_in_mesh() {
+            // The enrollment ended before the DEL took effect.
+            (sandbox.phase, sandbox.look) = (Phase::Deleting { since: now }, None);
         }
     }
 }
@@ -543,7 +557,9 @@ impl Sandbox {
             }
             (Act::Identify, _) => self.is_placeholder = false,
             (Act::Claim, _) => {
-                self.claimed_by.clone_from(&plan.netconfig);
+                // A reported release may be the release of this claim.
+                let is_held = self.reports == plan.reports;
+                self.claimed_by = plan.netconfig.clone().filter(|_| is_held);
                 // Without the claim, netconfig did not watch the rules.
                 self.is_suspect |= self.phase.has_rules();
             }

@@ -43,6 +43,9 @@ mutants! {
     "an update is never made": next = next_without_update, Enrolled, [Settings];
     "a pod is drained before its peers know": next = next_drain_at_once, Enrolled, [Label];
     "a failed ADD is answered before its undo": next = next_answer_at_once, Empty, [Add, CallerLeaves];
+    "a DEL during an ADD's last call is lost": learn = learn_losing_delete, Empty, [Add, Delete, Terminate];
+    "lost listeners stay lost": next = next_without_readd, Enrolled, [Deafen];
+    "a released claim counts as held": learn = learn_lost_claim, Legacy, [NetconfigRestarts, End];
     "a pod without an ADD is never searched": next = next_without_search, Missed, [];
 }
 
@@ -95,6 +98,36 @@ fn learn_without_guard(
         (plan.phase, plan.revision) = (sandbox.phase, sandbox.revision);
     }
     pod.learn(&plan, outcome, now, broker);
+}
+
+fn learn_lost_claim(
+    pod: &mut Pod,
+    plan: &Plan,
+    outcome: Outcome,
+    now: BootInstant,
+    broker: Option<&Run>,
+) {
+    let mut plan = plan.clone();
+    if let Some(sandbox) = pod.sandbox_mut(plan.number) {
+        plan.reports = sandbox.reports;
+    }
+    pod.learn(&plan, outcome, now, broker);
+}
+
+fn learn_losing_delete(
+    pod: &mut Pod,
+    plan: &Plan,
+    outcome: Outcome,
+    now: BootInstant,
+    broker: Option<&Run>,
+) {
+    if plan.act == Act::Answer
+        && let Some(sandbox) = pod.sandbox_mut(plan.number)
+        && let Some(add) = &mut sandbox.add
+    {
+        add.is_deleted = false;
+    }
+    pod.learn(plan, outcome, now, broker);
 }
 
 fn delete_only_add(pod: &mut Pod, number: u64, now: BootInstant) {
@@ -161,6 +194,14 @@ fn next_without_identify(pod: &Pod, world: &World) -> Step {
 fn next_without_update(pod: &Pod, world: &World) -> Step {
     let step = next(pod, world);
     if matches!(step, Step::Take(_, Act::Update)) {
+        return Step::Rest(None);
+    }
+    step
+}
+
+fn next_without_readd(pod: &Pod, world: &World) -> Step {
+    let step = next(pod, world);
+    if matches!(step, Step::Take(_, Act::Readd)) {
         return Step::Rest(None);
     }
     step

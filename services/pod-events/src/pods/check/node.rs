@@ -36,6 +36,8 @@ pub(super) enum Start {
     Sidecar,
     /// Another agent enrolled the pod, and its netns is not found yet.
     Adopted,
+    /// Another agent redirected the pod by rules that stay, and ztunnel does not have the pod from inpod.
+    Legacy,
     /// The pod runs, and its ADD was never received.
     Missed,
 }
@@ -125,6 +127,8 @@ pub(super) struct Node {
     gone_since: Option<BootInstant>,
     leave: Option<Leave>,
     is_announced: bool,
+    /// The listeners in the current sandbox's netns are to be checked.
+    is_check_due: bool,
     next_number: u64,
     next_revision: u64,
     now: BootInstant,
@@ -186,6 +190,7 @@ impl Node {
             gone_since: None,
             leave: None,
             is_announced: false,
+            is_check_due: false,
             next_number: 1,
             next_revision: 1,
             now: BootInstant::after_boot(Duration::from_secs(NOW)),
@@ -225,6 +230,10 @@ impl Node {
             (sandbox.claimed_by, sandbox.served_by) = (None, None);
             (netns.number, netns.claim) = (0, None);
             (netns.has_workload, netns.is_broken) = (false, true);
+        }
+        if start == Start::Legacy {
+            (sandbox.phase, sandbox.claimed_by, sandbox.served_by) = (Phase::Legacy, None, None);
+            (netns.claim, netns.has_workload, netns.is_broken) = (None, false, true);
         }
         if start == Start::Missed {
             netns = Netns {

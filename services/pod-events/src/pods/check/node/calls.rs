@@ -103,6 +103,7 @@ impl Node {
         }
         let flight = self.flight.as_ref();
         self.is_in_sync |= flight.is_some_and(|it| it.plan.act == Act::Update);
+        self.is_check_due &= flight.is_none_or(|it| it.plan.act != Act::CheckListeners);
         self.end_flight(Ok(fact), core);
     }
 

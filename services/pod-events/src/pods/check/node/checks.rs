@@ -21,7 +21,7 @@ impl Node {
             let is_deaf = is_redirected && !it.has_listeners && !it.is_broken;
             let sandbox = self.sandbox(it.number);
             let is_deleting = sandbox.is_some_and(|it| it.phase.is_deleting());
-            is_deaf && !it.was_deleted && !is_deleting
+            is_deaf && !it.was_deleted && !is_deleting && !self.is_given_up(it)
         });
         if let Some(number) = deaf.map(|it| it.number)
             && self.proxy == Proxy::Ztunnel
@@ -30,6 +30,11 @@ impl Node {
                 "sandbox {number} is redirected to ztunnel, which does not listen in its netns"
             ));
         }
+    }
+
+    /// Returns whether the runtime has started another sandbox before it learned of success.
+    fn is_given_up(&self, netns: &Netns) -> bool {
+        !netns.is_admitted && self.netns.last() != Some(netns)
     }
 
     /// Checks that an answer agrees with what is in place.
@@ -48,7 +53,7 @@ impl Node {
             self.violate(format!(
                 "sandbox {number}'s ADD succeeds without claim, listeners or rules"
             ));
-        } else if is_left && !netns.was_deleted && !add.is_repeated {
+        } else if is_left && !netns.was_deleted && !add.is_repeated && !self.is_given_up(netns) {
             self.violate(format!(
                 "sandbox {number}'s ADD fails and leaves a claim, workload or rules in place"
             ));
@@ -84,6 +89,7 @@ impl Node {
         let may_keep_rules = netns.was_deleted
             || !netns.is_running
             || netns.is_broken
+            || self.is_given_up(netns)
             || self.proxy == Proxy::Sidecar;
         let is_left = netns.rules != Rules::None && !may_keep_rules;
         if netns.claim.is_some() || netns.has_workload || is_left {
@@ -119,16 +125,22 @@ impl Node {
             let may_stay = is_unknown || is_out || sandbox.is_detached;
             return (!may_stay).then_some("has ended, but the core still knows it");
         }
-        let is_served = sandbox.proxy == Proxy::Sidecar
-            || (netns.has_listeners && netns.has_workload)
-            || netns.is_broken;
+        let is_served =
+            sandbox.proxy == Proxy::Sidecar || (netns.has_listeners && netns.has_workload);
         let is_in_mesh = phase == Phase::Enrolled
             && netns.rules == Rules::Complete
             && netns.claim == self.netconfig_run()
             && is_served
             && !sandbox.is_deaf;
         let is_out = phase == Phase::Out && netns.is_clean();
+        let is_held = phase == Phase::ServedLegacy && netns.claim == self.netconfig_run();
         match self.wanted() {
+            Wanted::Gone { .. } | Wanted::Unknown => None,
+            _ if phase.is_legacy() => {
+                // Their listeners are not checked.
+                let is_ok = is_held && (is_served || netns.is_broken);
+                (!is_ok).then_some("has foreign rules and no workload")
+            }
             Wanted::In { is_in_sync, .. } => {
                 (!is_in_mesh || !is_in_sync).then_some("is not in the mesh, but wanted there")
             }
@@ -137,7 +149,6 @@ impl Node {
                 .claim
                 .is_some()
                 .then_some("is to be unmanaged, but its claim is held"),
-            Wanted::Gone { .. } | Wanted::Unknown => None,
         }
     }
 }

@@ -5,12 +5,14 @@ use std::time::Duration;
 use super::{Leave, Netns, Node, Rules, Shown};
 use crate::pods::{
     check::Core,
-    state::{Add, Phase, Proxy},
+    state::{Add, Proxy},
 };
 
 /// The time of an ADD, and the part of it for steps forward.
 const ADD_TIME: Duration = Duration::from_secs(30);
 const WORK_TIME: Duration = Duration::from_secs(27);
+
+const CONTEST_DELAY: Duration = Duration::from_secs(120);
 
 macro_rules! events {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -52,8 +54,10 @@ events! {
     Crash,
     /// Something removes the rules, and netconfig reports it.
     Drift,
-    /// ztunnel stops listening in the netns, and the core learns it.
+    /// ztunnel stops listening in the netns, and the listeners are to be checked.
     Deafen,
+    /// Another agent keeps undoing repairs, so repairs are delayed.
+    Contest,
     /// The requested settings change.
     Settings,
     /// The step in flight takes until the next deadline of an ADD.
@@ -83,6 +87,7 @@ impl Node {
             Event::BrokerRestarts | Event::BrokerStops => self.broker < 3,
             Event::Drift => newest(&|it| it.rules == Rules::Complete && it.claim.is_some()),
             Event::Deafen => newest(&|it| it.has_listeners),
+            Event::Contest => self.pod.repairs_from.is_none(),
             Event::Settings => self.is_in_sync,
             Event::TimePasses => self.flight.is_some() && self.next_deadline().is_some(),
         }
@@ -120,6 +125,7 @@ impl Node {
             Event::Crash => {
                 self.flight = None;
                 self.pod = self.pod.reload();
+                self.is_check_due |= self.netns.iter().any(|it| !it.has_listeners);
                 self.netns
                     .iter_mut()
                     .for_each(|it| it.awaits_answer = false);
@@ -127,6 +133,7 @@ impl Node {
             Event::CallerLeaves | Event::End | Event::Drift | Event::Deafen => {
                 self.disturb_newest(event);
             }
+            Event::Contest => self.pod.repairs_from = Some(self.now + CONTEST_DELAY),
             Event::Settings => self.is_in_sync = false,
             Event::TimePasses => self.now = self.next_deadline().map_or(self.now, |(at, _)| at),
         }
@@ -165,6 +172,7 @@ impl Node {
         let was_claimed = netns.claim.is_some();
         if event == Event::Deafen {
             (netns.has_listeners, netns.is_broken) = (false, true);
+            self.is_check_due = true;
         } else if event == Event::Drift {
             netns.rules = Rules::None;
         } else if event == Event::End {
@@ -173,13 +181,10 @@ impl Node {
         let Some(sandbox) = self.pod.sandbox_mut(netns.number) else {
             return;
         };
-        if event == Event::Deafen {
-            sandbox.is_deaf |= sandbox.phase == Phase::Enrolled;
-        } else if event == Event::Drift {
+        if event == Event::Drift {
             sandbox.suspect();
         } else if event == Event::End && was_claimed {
-            // netconfig reports that it has released the claim.
-            sandbox.claimed_by = None;
+            sandbox.lose_claim();
         } else if event == Event::CallerLeaves
             && let Some(add) = &mut sandbox.add
         {
@@ -209,6 +214,12 @@ fn wakes(event: Event) -> bool {
         Event::Label
             | Event::Vanish
             | Event::Appear
+            | Event::Terminate
+            | Event::Forget
+            | Event::Uninstall
+            | Event::HandOver
+            | Event::Stay
+            | Event::Settings
             | Event::NetconfigRestarts
             | Event::NetconfigStops
             | Event::BrokerRestarts

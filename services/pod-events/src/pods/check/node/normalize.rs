@@ -27,6 +27,7 @@ impl Node {
             *at = BootInstant::after_boot(shifted.max(Duration::from_secs(OLDEST)));
         };
         let pod = &mut self.pod;
+        pod.repairs_from.take_if(|at| *at <= self.now);
         let times = [
             Some(&mut self.now),
             self.gone_since.as_mut(),
@@ -44,6 +45,9 @@ impl Node {
             {
                 earlier(since);
             }
+        }
+        if let Some(search) = &mut pod.search {
+            search.attempts = search.attempts.min(7);
         }
         for sandbox in &mut pod.sandboxes {
             let looks = sandbox.look.iter_mut().map(|(at, _)| at);

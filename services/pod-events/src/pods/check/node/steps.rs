@@ -18,6 +18,10 @@ impl Node {
         self.pod.note_missing(is_searched, self.now);
         match step {
             Step::Rest(until) => self.rest(until),
+            Step::Find if outcome == Outcome::Refused => {
+                self.faults -= 1;
+                self.pod.miss(self.now);
+            }
             Step::Find => self.find(),
             Step::Take(number, Act::Answer) => self.answer(number, core),
             Step::Take(number, act) => self.take(number, act, outcome, core),
@@ -107,8 +111,10 @@ impl Node {
             && plan.broker.is_some()
             && !deleted.is_empty()
             && deleted.iter().all(|it| is_untried(it, Act::Forget));
-        let delays_repair =
-            act == Act::Update && sandbox.is_suspect && is_untried(sandbox, Act::Verify);
+        let delays_repair = act == Act::Update
+            && sandbox.is_suspect
+            && is_untried(sandbox, Act::Verify)
+            && self.pod.repairs_from.is_none();
         // Peers of a running pod learn first that it leaves.
         let is_early = act == Act::Drain
             && self.wanted() == Wanted::Out

@@ -92,13 +92,17 @@ impl Node {
     }
 
     fn fact(&self, plan: &Plan) -> Fact {
-        let is_running = self.netns_of(plan.number).is_some_and(|it| it.is_running);
+        let netns = self.netns_of(plan.number);
+        let is_running = netns.is_some_and(|it| it.is_running);
+        let is_deaf = netns.is_some_and(|it| !it.has_listeners);
         if plan.act == Act::Look && is_running {
             Fact::Looked(NetnsState::InUse)
         } else if plan.act == Act::Look {
             Fact::Looked(NetnsState::Gone)
         } else if plan.act == Act::CountFlows {
             Fact::Counted(0)
+        } else if plan.act == Act::CheckListeners && is_deaf {
+            Fact::Deaf
         } else if plan.act != Act::Locate {
             Fact::Done
         } else if self.netns.iter().any(|it| it.is_unfound()) {
@@ -113,13 +117,14 @@ impl Node {
     }
 }
 
-/// Returns whether the step is a write that may fail. Giving up an ADD counts even if it is not checkpointed.
+/// Returns whether the step is a write or a search that may fail. Giving up an ADD counts even if it is not checkpointed.
 fn is_write(step: Step) -> bool {
-    let Step::Take(_, act) = step else {
-        return false;
-    };
-    matches!(
-        act,
-        Act::Permit | Act::Identify | Act::Begin | Act::Announce | Act::Leave | Act::Reject
-    )
+    match step {
+        Step::Rest(_) => false,
+        Step::Find => true,
+        Step::Take(_, act) => matches!(
+            act,
+            Act::Permit | Act::Identify | Act::Begin | Act::Announce | Act::Leave | Act::Reject
+        ),
+    }
 }

@@ -87,7 +87,7 @@ impl Node {
                 Leave::Handover => UninstallMode::Handover,
             }),
             is_announced: self.is_announced,
-            listener_check: None,
+            listener_check: self.is_check_due.then_some(self.now),
             propagation: PROPAGATION,
             grace: Duration::from_secs(60),
         }
@@ -156,7 +156,12 @@ impl Node {
         let sandboxes = self.pod.sandboxes.iter();
         let retries = sandboxes.flat_map(|it| it.retries.values().map(|retry| retry.at));
         let deadline = self.next_deadline().map(|(at, _)| at);
-        let times = delayed.chain(retries).chain(deadline);
+        let search = self.pod.search.map(|retry| retry.at);
+        let times = delayed
+            .chain(retries)
+            .chain(deadline)
+            .chain(search)
+            .chain(self.pod.repairs_from);
         times.filter(|at| *at > self.now).min()
     }
 }
