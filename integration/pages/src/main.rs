@@ -1,4 +1,4 @@
-//! Writes the tables of the pages that follow from the code: settings, labels, metrics, reasons, and load.
+//! Writes the tables of the pages that follow from the code: settings, metrics, reasons and load.
 //!
 //! Each table follows a mark, `<!-- NAME: written by integration/pages -->`, and ends at the first empty line.
 
@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::{Arg, ArgAction, Command};
 use inpod_service::{Key, config::COMMON};
-use inpod_types::{Reason, keys};
+use inpod_types::Reason;
 use pod_events::{counters::Metric, metrics::OWN};
 
 fn main() -> anyhow::Result<()> {
@@ -28,7 +28,6 @@ fn main() -> anyhow::Result<()> {
     let mut outdated = Vec::new();
     for (page, name, table) in [
         ("deploy/docs/settings.md", "settings", settings()),
-        ("deploy/docs/labels.md", "keys", labels()),
         ("deploy/docs/troubleshooting.md", "reasons", reasons()),
         ("deploy/docs/scale.md", "load", load()?),
         ("services/docs/architecture.md", "metrics", metrics()),
@@ -99,26 +98,6 @@ fn settings() -> String {
         .into_iter()
         .flat_map(|(service, keys)| keys.iter().map(move |key| row(service, key)));
     table(&["Service", "Setting", "Default", "Meaning"], rows)
-}
-
-fn labels() -> String {
-    let rows = keys::table().map(|key| {
-        vec![
-            format!("`{}`", key.name),
-            key.location.describe().to_owned(),
-            format!("{} by {}", key.access.describe(), key.by),
-            key.values.to_owned(),
-            key.does.to_owned(),
-        ]
-    });
-    let head = [
-        "Label or annotation",
-        "On",
-        "inpod",
-        "Holds",
-        "What it does",
-    ];
-    table(&head, rows)
 }
 
 fn metrics() -> String {

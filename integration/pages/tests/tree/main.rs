@@ -14,6 +14,7 @@ mod chart;
 mod crates;
 mod images;
 mod injector;
+mod labels;
 mod links;
 mod monitoring;
 mod pages;

@@ -167,6 +167,7 @@ fn templates_and_aliases_that_are_named_have_to_be_there() {
 
 #[test]
 fn every_label_and_annotation_of_the_built_in_template_is_in_the_table() {
+    let page = include_str!("../../../../../deploy/docs/labels.md");
     let is_other = |c: char| !(c.is_ascii_alphanumeric() || "./-".contains(c));
     let keys = SIDECAR
         .lines()
@@ -176,10 +177,7 @@ fn every_label_and_annotation_of_the_built_in_template_is_in_the_table() {
         .filter(|word| word.contains("istio.io/"));
     let mut count = 0;
     for key in keys {
-        assert!(
-            inpod_types::keys::table().any(|known| known.name == key),
-            "{key}"
-        );
+        assert!(page.contains(&format!("\n| `{key}` |")), "{key}");
         count += 1;
     }
     assert!(count > 10, "{count}");
