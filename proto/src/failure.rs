@@ -10,62 +10,7 @@ const TYPE_URL: &str = "type.googleapis.com/inpod.types.v1.Failure";
 
 /// Returns the gRPC code of a reason. No other function maps reasons to codes.
 pub fn code_of(reason: Reason) -> Code {
-    match reason {
-        Reason::InvalidField | Reason::NetnsPathRefused | Reason::NetnsNotANetns => {
-            Code::InvalidArgument
-        }
-        Reason::CallerRefused
-        | Reason::PodUidMismatch
-        | Reason::PodOtherNode
-        | Reason::NetnsIsHost => Code::PermissionDenied,
-        Reason::PodUnknown
-        | Reason::NamespaceUnknown
-        | Reason::NetnsMissing
-        | Reason::NetnsNotFound
-        | Reason::SandboxUnknown => Code::NotFound,
-        Reason::LabelOnPod
-        | Reason::LabelOnNamespace
-        | Reason::NotSelected
-        | Reason::OptedOut
-        | Reason::HostNetwork
-        | Reason::HasSidecar
-        | Reason::PodTerminal
-        | Reason::NamespaceExcluded
-        | Reason::NodeLeaves
-        | Reason::SidecarInjected
-        | Reason::SandboxNotCurrent
-        | Reason::NetnsMismatch
-        | Reason::NetnsInUse
-        | Reason::AddressMismatch
-        | Reason::ClaimUnknown
-        | Reason::RulesDiffer
-        | Reason::Ipv6Unavailable
-        | Reason::SandboxAwaited
-        | Reason::NotPermitted
-        | Reason::RulesContested
-        | Reason::DeleteRejected
-        | Reason::LegacyRules
-        | Reason::NotSeeded => Code::FailedPrecondition,
-        Reason::Starting
-        | Reason::DependencyUnavailable
-        | Reason::SourceUnavailable
-        | Reason::AnnotationFailed
-        | Reason::AnnotationLate
-        | Reason::ListenerLost
-        | Reason::AgentUnavailable
-        | Reason::NetnsUnreachable
-        | Reason::ZtunnelNeverConnected
-        | Reason::ZtunnelLost
-        | Reason::ZtunnelSnapshotUnfinished
-        | Reason::ZtunnelRefused
-        | Reason::ZtunnelSilent
-        | Reason::ZtunnelQuarantined
-        | Reason::DescriptorUnavailable => Code::Unavailable,
-        Reason::Overloaded => Code::ResourceExhausted,
-        Reason::DeadlineExceeded => Code::DeadlineExceeded,
-        Reason::InstanceMismatch | Reason::RevisionStale => Code::Aborted,
-        Reason::CheckpointFailed | Reason::Internal | Reason::KernelRefused => Code::Internal,
-    }
+    Code::from_i32(reason.code())
 }
 
 /// Converts a failure to a status that carries the failure in the details (`google.rpc.Status`).

@@ -1,8 +1,19 @@
 use std::fmt;
 
-/// Declares the closed list of reasons, each with its number on the wire, name and remedy.
+// The numbers of `google.rpc.Code`: this crate does not depend on a gRPC library.
+const INVALID_ARGUMENT: i32 = 3;
+const DEADLINE_EXCEEDED: i32 = 4;
+const NOT_FOUND: i32 = 5;
+const PERMISSION_DENIED: i32 = 7;
+const RESOURCE_EXHAUSTED: i32 = 8;
+const FAILED_PRECONDITION: i32 = 9;
+const ABORTED: i32 = 10;
+const INTERNAL: i32 = 13;
+const UNAVAILABLE: i32 = 14;
+
+/// Declares the closed list of reasons, each with its number on the wire, gRPC code, name and remedy.
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal, $remedy:literal;)*) => {
+    ($($(#[$doc:meta])* $variant:ident = $number:literal, $code:ident, $name:literal, $remedy:literal;)*) => {
         /// The reason for a pod's membership, or for a failed call. The names are the same in gRPC details, Events,
         /// metrics and CNI errors.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,6 +28,11 @@ macro_rules! reasons {
             /// Returns the number of the reason in `inpod.types.v1.Reason`.
             pub fn number(self) -> i32 {
                 match self { $(Self::$variant => $number),* }
+            }
+
+            /// Returns the number of the gRPC code (`google.rpc.Code`) of a failure for this reason.
+            pub fn code(self) -> i32 {
+                match self { $(Self::$variant => $code),* }
             }
 
             /// Returns the reason with a number of `inpod.types.v1.Reason`, or `None` for an unknown number.
@@ -39,126 +55,126 @@ macro_rules! reasons {
 
 reasons! {
     /// A label on the pod itself enrolls the pod.
-    LabelOnPod = 1, "LABEL_ON_POD", "Nothing to do: the pod asked to join.";
+    LabelOnPod = 1, FAILED_PRECONDITION, "LABEL_ON_POD", "Nothing to do: the pod asked to join.";
     /// A label on the namespace enrolls the pod.
-    LabelOnNamespace = 2, "LABEL_ON_NAMESPACE", "Nothing to do: the pod's namespace asked to join.";
+    LabelOnNamespace = 2, FAILED_PRECONDITION, "LABEL_ON_NAMESPACE", "Nothing to do: the pod's namespace asked to join.";
     /// Neither the pod nor its namespace asks to join the mesh.
-    NotSelected = 3, "NOT_SELECTED", "Label the pod or its namespace istio.io/dataplane-mode=ambient, or as the setting enablement_selectors requires if it was changed.";
+    NotSelected = 3, FAILED_PRECONDITION, "NOT_SELECTED", "Label the pod or its namespace istio.io/dataplane-mode=ambient, or as the setting enablement_selectors requires if it was changed.";
     /// A label on the pod keeps the pod out of the mesh.
-    OptedOut = 4, "OPTED_OUT", "Remove istio.io/dataplane-mode=none from the pod; its namespace then decides.";
+    OptedOut = 4, FAILED_PRECONDITION, "OPTED_OUT", "Remove istio.io/dataplane-mode=none from the pod; its namespace then decides.";
     /// The pod uses the node's network and has no netns of its own.
-    HostNetwork = 5, "HOST_NETWORK", "Pods with hostNetwork cannot be enrolled: they have no network namespace of their own.";
+    HostNetwork = 5, FAILED_PRECONDITION, "HOST_NETWORK", "Pods with hostNetwork cannot be enrolled: they have no network namespace of their own.";
     /// The pod has a sidecar, to which inpod redirects no traffic.
-    HasSidecar = 6, "HAS_SIDECAR", "To enroll the pod, disable sidecar injection for it and recreate it.";
+    HasSidecar = 6, FAILED_PRECONDITION, "HAS_SIDECAR", "To enroll the pod, disable sidecar injection for it and recreate it.";
     /// The pod has succeeded or failed, and so carries no traffic.
-    PodTerminal = 7, "POD_TERMINAL", "Nothing to do: a pod that has succeeded or failed carries no traffic.";
+    PodTerminal = 7, FAILED_PRECONDITION, "POD_TERMINAL", "Nothing to do: a pod that has succeeded or failed carries no traffic.";
     /// The node's configuration excludes the namespace of the pod.
-    NamespaceExcluded = 8, "NAMESPACE_EXCLUDED", "Remove the namespace from excludeNamespaces to let its pods join.";
+    NamespaceExcluded = 8, FAILED_PRECONDITION, "NAMESPACE_EXCLUDED", "Remove the namespace from excludeNamespaces to let its pods join.";
     /// inpod is being uninstalled from the node, or handed over to another agent.
-    NodeLeaves = 9, "NODE_LEAVES", "Nothing to do if inpod is to go from this node; otherwise empty the key mode in the ConfigMap inpod-leave (the setting leave_file).";
+    NodeLeaves = 9, FAILED_PRECONDITION, "NODE_LEAVES", "Nothing to do if inpod is to go from this node; otherwise empty the key mode in the ConfigMap inpod-leave (the setting leave_file).";
     /// A sidecar was injected into the pod, and traffic is redirected to the sidecar.
-    SidecarInjected = 10, "SIDECAR_INJECTED", "Nothing to do: the pod's traffic goes through its injected sidecar.";
+    SidecarInjected = 10, FAILED_PRECONDITION, "SIDECAR_INJECTED", "Nothing to do: the pod's traffic goes through its injected sidecar.";
 
     /// A field of the request, manifest or configuration is invalid.
-    InvalidField = 20, "INVALID_FIELD", "Correct the named field.";
+    InvalidField = 20, INVALID_ARGUMENT, "INVALID_FIELD", "Correct the named field.";
     /// The caller is not authorized for the class of this call.
-    CallerRefused = 21, "CALLER_REFUSED", "Call from a process on the host or from the service that the RPC names; see the setting peer.";
+    CallerRefused = 21, PERMISSION_DENIED, "CALLER_REFUSED", "Call from a process on the host or from the service that the RPC names; see the setting peer.";
     /// The source of pods, such as the API server, does not know the pod.
-    PodUnknown = 22, "POD_UNKNOWN", "Correct the manifest if the message names one; otherwise wait for the pod to appear, or check that it was not deleted in the meantime.";
+    PodUnknown = 22, NOT_FOUND, "POD_UNKNOWN", "Correct the manifest if the message names one; otherwise wait for the pod to appear, or check that it was not deleted in the meantime.";
     /// A pod of the given name exists, but has another UID.
-    PodUidMismatch = 23, "POD_UID_MISMATCH", "Nothing to do: the sandbox belongs to an earlier pod of this name.";
+    PodUidMismatch = 23, PERMISSION_DENIED, "POD_UID_MISMATCH", "Nothing to do: the sandbox belongs to an earlier pod of this name.";
     /// The pod is bound to another node than the node of the agent.
-    PodOtherNode = 24, "POD_OTHER_NODE", "Check that the setting node_name is the name of this node in Kubernetes.";
+    PodOtherNode = 24, PERMISSION_DENIED, "POD_OTHER_NODE", "Check that the setting node_name is the name of this node in Kubernetes.";
     /// The source of pods does not know the namespace of the pod.
-    NamespaceUnknown = 25, "NAMESPACE_UNKNOWN", "Wait for the namespace to appear, or add its manifest.";
+    NamespaceUnknown = 25, NOT_FOUND, "NAMESPACE_UNKNOWN", "Wait for the namespace to appear, or add its manifest.";
     /// The agent is starting, and cannot decide about the pod yet.
-    Starting = 26, "STARTING", "Wait: the agent is reading its state.";
+    Starting = 26, UNAVAILABLE, "STARTING", "Wait: the agent is reading its state.";
     /// The process is busy, and accepts no more calls for now.
-    Overloaded = 27, "OVERLOADED", "Wait: the runtime retries the call.";
+    Overloaded = 27, RESOURCE_EXHAUSTED, "OVERLOADED", "Wait: the runtime retries the call.";
     /// The deadline of the caller passed before the call was done.
-    DeadlineExceeded = 28, "DEADLINE_EXCEEDED", "Wait: the runtime retries the call. See ExplainPod for the slow step.";
+    DeadlineExceeded = 28, DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", "Wait: the runtime retries the call. See ExplainPod for the slow step.";
     /// Another service of the agent did not answer a call.
-    DependencyUnavailable = 29, "DEPENDENCY_UNAVAILABLE", "Check that the named service runs and that its socket is mounted.";
+    DependencyUnavailable = 29, UNAVAILABLE, "DEPENDENCY_UNAVAILABLE", "Check that the named service runs and that its socket is mounted.";
     /// The named sandbox is not the current sandbox of the pod.
-    SandboxNotCurrent = 30, "SANDBOX_NOT_CURRENT", "Nothing to do: the pod has a newer sandbox.";
+    SandboxNotCurrent = 30, FAILED_PRECONDITION, "SANDBOX_NOT_CURRENT", "Nothing to do: the pod has a newer sandbox.";
     /// The agent's state could not be written to the checkpoint.
-    CheckpointFailed = 31, "CHECKPOINT_FAILED", "Free space on the file system of run_dir, or repair it.";
+    CheckpointFailed = 31, INTERNAL, "CHECKPOINT_FAILED", "Free space on the file system of run_dir, or repair it.";
     /// The plugin could not reach the agent, or lost the connection.
-    AgentUnavailable = 32, "AGENT_UNAVAILABLE", "Check that pod-events runs on this node and listens on the named socket, the plugin's setting agentSocket.";
+    AgentUnavailable = 32, UNAVAILABLE, "AGENT_UNAVAILABLE", "Check that pod-events runs on this node and listens on the named socket, the plugin's setting agentSocket.";
     /// A bug in inpod made the call fail.
-    Internal = 33, "INTERNAL", "Report it with the log of the named service.";
+    Internal = 33, INTERNAL, "INTERNAL", "Report it with the log of the named service.";
     /// There is no record of the named sandbox.
-    SandboxUnknown = 34, "SANDBOX_UNKNOWN", "Nothing to do for DEL; for CHECK recreate the pod.";
+    SandboxUnknown = 34, NOT_FOUND, "SANDBOX_UNKNOWN", "Nothing to do for DEL; for CHECK recreate the pod.";
 
     /// Kubernetes does not answer, so that the membership of the pod is unknown.
-    SourceUnavailable = 35, "SOURCE_UNAVAILABLE", "Check that the API server answers this node and that pod-events may read pods and namespaces; see the condition pods in GetStatus.";
+    SourceUnavailable = 35, UNAVAILABLE, "SOURCE_UNAVAILABLE", "Check that the API server answers this node and that pod-events may read pods and namespaces; see the condition pods in GetStatus.";
 
     /// The annotation `ambient.istio.io/redirection` could not be written to the pod.
-    AnnotationFailed = 36, "ANNOTATION_FAILED", "Check that the API server answers this node and that pod-events may patch pods/status; see the condition annotations in GetStatus.";
+    AnnotationFailed = 36, UNAVAILABLE, "ANNOTATION_FAILED", "Check that the API server answers this node and that pod-events may patch pods/status; see the condition annotations in GetStatus.";
     /// A Ready pod has been enrolled for ten seconds and is still without its annotation.
-    AnnotationLate = 37, "ANNOTATION_LATE", "Check that the API server answers this node; until then peers do not use HBONE with the pod.";
+    AnnotationLate = 37, UNAVAILABLE, "ANNOTATION_LATE", "Check that the API server answers this node; until then peers do not use HBONE with the pod.";
     /// No CNI call was seen, and no address is known by which to locate the sandbox.
-    SandboxAwaited = 38, "SANDBOX_AWAITED", "Wait until the pod has started.";
+    SandboxAwaited = 38, FAILED_PRECONDITION, "SANDBOX_AWAITED", "Wait until the pod has started.";
     /// The pod asks for traffic past ztunnel without having the permission.
-    NotPermitted = 39, "NOT_PERMITTED", "Permit it with the annotation inpod.io/allow on the namespace or the setting pods_may, or remove the annotation from the pod.";
+    NotPermitted = 39, FAILED_PRECONDITION, "NOT_PERMITTED", "Permit it with the annotation inpod.io/allow on the namespace or the setting pods_may, or remove the annotation from the pod.";
 
     /// The path is not permitted for network namespaces: not plain, outside the roots, or a symbolic link.
-    NetnsPathRefused = 40, "NETNS_PATH_REFUSED", "Use a path below the setting netns_roots that is not a symbolic link.";
+    NetnsPathRefused = 40, INVALID_ARGUMENT, "NETNS_PATH_REFUSED", "Use a path below the setting netns_roots that is not a symbolic link.";
     /// The path of the network namespace does not exist.
-    NetnsMissing = 41, "NETNS_MISSING", "Nothing to do: the sandbox is gone and will be recreated.";
+    NetnsMissing = 41, NOT_FOUND, "NETNS_MISSING", "Nothing to do: the sandbox is gone and will be recreated.";
     /// The path leads to a file other than a network namespace.
-    NetnsNotANetns = 42, "NETNS_NOT_A_NETNS", "Check what the runtime passes as CNI_NETNS.";
+    NetnsNotANetns = 42, INVALID_ARGUMENT, "NETNS_NOT_A_NETNS", "Check what the runtime passes as CNI_NETNS.";
     /// The path leads to another network namespace than the expected one.
-    NetnsMismatch = 43, "NETNS_MISMATCH", "Nothing to do: the path was reused; the sandbox will be recreated.";
+    NetnsMismatch = 43, FAILED_PRECONDITION, "NETNS_MISMATCH", "Nothing to do: the path was reused; the sandbox will be recreated.";
     /// The path leads to the network namespace of the node itself.
-    NetnsIsHost = 44, "NETNS_IS_HOST", "Check what the runtime passes as CNI_NETNS: it is the node's own network namespace.";
+    NetnsIsHost = 44, PERMISSION_DENIED, "NETNS_IS_HOST", "Check what the runtime passes as CNI_NETNS: it is the node's own network namespace.";
     /// Another sandbox has already claimed the network namespace.
-    NetnsInUse = 45, "NETNS_IN_USE", "Delete the other sandbox first, or check whether two runtimes share one network namespace.";
+    NetnsInUse = 45, FAILED_PRECONDITION, "NETNS_IN_USE", "Delete the other sandbox first, or check whether two runtimes share one network namespace.";
     /// No address of the pod is configured in the network namespace.
-    AddressMismatch = 46, "ADDRESS_MISMATCH", "Check that the previous plugin in the chain configured this network namespace.";
+    AddressMismatch = 46, FAILED_PRECONDITION, "ADDRESS_MISMATCH", "Check that the previous plugin in the chain configured this network namespace.";
     /// netconfig has no claim for the named sandbox.
-    ClaimUnknown = 47, "CLAIM_UNKNOWN", "Claim the network namespace again: netconfig was restarted.";
+    ClaimUnknown = 47, FAILED_PRECONDITION, "CLAIM_UNKNOWN", "Claim the network namespace again: netconfig was restarted.";
     /// The kernel rejected a change of the rules.
-    KernelRefused = 48, "KERNEL_REFUSED", "Check that the kernel has nf_tables, nat and conntrack, and that AppArmor does not confine netconfig.";
+    KernelRefused = 48, INTERNAL, "KERNEL_REFUSED", "Check that the kernel has nf_tables, nat and conntrack, and that AppArmor does not confine netconfig.";
     /// The rules in the kernel differ from the applied rules.
-    RulesDiffer = 49, "RULES_DIFFER", "Nothing to do: the agent applies them again. Find out what changed them.";
+    RulesDiffer = 49, FAILED_PRECONDITION, "RULES_DIFFER", "Nothing to do: the agent applies them again. Find out what changed them.";
     /// The path is gone, but processes still run in the expected network namespace.
-    NetnsUnreachable = 50, "NETNS_UNREACHABLE", "Check that the directories of network namespaces are mounted into netconfig with HostToContainer propagation.";
+    NetnsUnreachable = 50, UNAVAILABLE, "NETNS_UNREACHABLE", "Check that the directories of network namespaces are mounted into netconfig with HostToContainer propagation.";
 
     /// No process of the pod runs in a network namespace with the pod's address.
-    NetnsNotFound = 51, "NETNS_NOT_FOUND", "Wait until the pod has started, or recreate it so that the runtime calls CNI for it.";
+    NetnsNotFound = 51, NOT_FOUND, "NETNS_NOT_FOUND", "Wait until the pod has started, or recreate it so that the runtime calls CNI for it.";
     /// IPv6 is to be captured in a pod without IPv6.
-    Ipv6Unavailable = 54, "IPV6_UNAVAILABLE", "Set ipv6_capture to auto, or enable IPv6 in the pod.";
+    Ipv6Unavailable = 54, FAILED_PRECONDITION, "IPV6_UNAVAILABLE", "Set ipv6_capture to auto, or enable IPv6 in the pod.";
 
     /// Another program keeps changing the rules of the pod.
-    RulesContested = 55, "RULES_CONTESTED", "Find the agent that changes rules in the pod's network namespace; inpod keeps repairing them, at growing intervals.";
+    RulesContested = 55, FAILED_PRECONDITION, "RULES_CONTESTED", "Find the agent that changes rules in the pod's network namespace; inpod keeps repairing them, at growing intervals.";
     /// ztunnel received the pod, but no longer listens in the pod's network namespace.
-    ListenerLost = 56, "LISTENER_LOST", "Nothing to do: ztunnel is sent the pod again. Check ztunnel's log for errors about the pod.";
+    ListenerLost = 56, UNAVAILABLE, "LISTENER_LOST", "Nothing to do: ztunnel is sent the pod again. Check ztunnel's log for errors about the pod.";
     /// A DEL or a GC ended a sandbox in which the pod is still running.
-    DeleteRejected = 57, "DELETE_REJECTED", "Find out why the runtime or CNI GC named a sandbox that runs: a list of valid attachments that lacks it, or a DEL by hand.";
+    DeleteRejected = 57, FAILED_PRECONDITION, "DELETE_REJECTED", "Find out why the runtime or CNI GC named a sandbox that runs: a list of valid attachments that lacks it, or a DEL by hand.";
 
     /// The broker has not received the desired set of pods yet.
-    NotSeeded = 60, "NOT_SEEDED", "Wait: pod-events sends the desired set when it has read its state.";
+    NotSeeded = 60, FAILED_PRECONDITION, "NOT_SEEDED", "Wait: pod-events sends the desired set when it has read its state.";
     /// The broker was restarted after the caller had read its state.
-    InstanceMismatch = 61, "INSTANCE_MISMATCH", "Read the broker's state again and retry with its instance_id.";
+    InstanceMismatch = 61, ABORTED, "INSTANCE_MISMATCH", "Read the broker's state again and retry with its instance_id.";
     /// The broker already knows a later change of the sandbox.
-    RevisionStale = 62, "REVISION_STALE", "Nothing to do: a newer change of the same sandbox is in place.";
+    RevisionStale = 62, ABORTED, "REVISION_STALE", "Nothing to do: a newer change of the same sandbox is in place.";
     /// No ztunnel has connected since the start of the broker.
-    ZtunnelNeverConnected = 63, "ZTUNNEL_NEVER_CONNECTED", "Check that ztunnel runs on this node and mounts the directory of the ZDS socket.";
+    ZtunnelNeverConnected = 63, UNAVAILABLE, "ZTUNNEL_NEVER_CONNECTED", "Check that ztunnel runs on this node and mounts the directory of the ZDS socket.";
     /// All ztunnels that were connected have disconnected.
-    ZtunnelLost = 64, "ZTUNNEL_LOST", "Check why ztunnel stopped; it reconnects within 15 s of its start.";
+    ZtunnelLost = 64, UNAVAILABLE, "ZTUNNEL_LOST", "Check why ztunnel stopped; it reconnects within 15 s of its start.";
     /// A connected ztunnel has not received all pods of the node yet.
-    ZtunnelSnapshotUnfinished = 65, "ZTUNNEL_SNAPSHOT_UNFINISHED", "Wait: ztunnel is receiving the node's pods.";
+    ZtunnelSnapshotUnfinished = 65, UNAVAILABLE, "ZTUNNEL_SNAPSHOT_UNFINISHED", "Wait: ztunnel is receiving the node's pods.";
     /// ztunnel received the pod and answered with an error.
-    ZtunnelRefused = 66, "ZTUNNEL_REFUSED", "Read ztunnel's error in the message: most often a port (15001, 15006, 15008) is taken in the pod.";
+    ZtunnelRefused = 66, UNAVAILABLE, "ZTUNNEL_REFUSED", "Read ztunnel's error in the message: most often a port (15001, 15006, 15008) is taken in the pod.";
     /// ztunnel received the pod, but did not acknowledge the pod in time.
-    ZtunnelSilent = 67, "ZTUNNEL_SILENT", "Check ztunnel's log: it did not acknowledge the pod in time.";
+    ZtunnelSilent = 67, UNAVAILABLE, "ZTUNNEL_SILENT", "Check ztunnel's log: it did not acknowledge the pod in time.";
     /// The broker could not get a file descriptor of the network namespace.
-    DescriptorUnavailable = 68, "DESCRIPTOR_UNAVAILABLE", "Check that netconfig runs and that its directory of network namespaces is mounted into the broker.";
+    DescriptorUnavailable = 68, UNAVAILABLE, "DESCRIPTOR_UNAVAILABLE", "Check that netconfig runs and that its directory of network namespaces is mounted into the broker.";
     /// ztunnel disconnected twice while the broker was sending the pod.
-    ZtunnelQuarantined = 69, "ZTUNNEL_QUARANTINED", "Check ztunnel's log for errors about the pod; inpod retries it, at growing intervals.";
+    ZtunnelQuarantined = 69, UNAVAILABLE, "ZTUNNEL_QUARANTINED", "Check ztunnel's log for errors about the pod; inpod retries it, at growing intervals.";
     /// Another agent redirected the pod, with rules that inpod can neither see nor replace.
-    LegacyRules = 71, "LEGACY_RULES", "Restart the pod; until then it stays in the mesh as the other agent left it.";
+    LegacyRules = 71, FAILED_PRECONDITION, "LEGACY_RULES", "Restart the pod; until then it stays in the mesh as the other agent left it.";
 }
 
 impl fmt::Display for Reason {
