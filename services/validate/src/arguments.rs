@@ -5,15 +5,11 @@
 //! configure rules are ignored. Without the two flags of the template, `istio-iptables` would apply rules; this program
 //! refuses to do so.
 
-mod flags;
+use std::{ffi::OsString, time::Duration};
 
-use std::{
-    ffi::{OsStr, OsString},
-    time::Duration,
-};
+use lexopt::{Arg, Parser, RawArgs};
 
 use crate::probe_target::{Families, Family};
-use flags::{FLAGS, Flag, FlagKind};
 
 /// The default timeout of istio-iptables.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -90,132 +86,163 @@ pub enum UsageError {
     Rules,
 }
 
+/// Environment variables of istio-iptables, with the equivalent flags.
+const VARIABLES: [(&str, &str); 5] = [
+    ("PROBE_TIMEOUT", "probe-timeout"),
+    ("INBOUND_CAPTURE_PORT", "inbound-capture-port"),
+    ("IPTABLES_PROBE_PORT", "iptables-probe-port"),
+    ("RUN_VALIDATION", "run-validation"),
+    ("SKIP_RULE_APPLY", "skip-rule-apply"),
+];
+
+/// The flags with a value, with their letters.
+const WITH_VALUE: [(&str, &str); 6] = [
+    ("", "timeout"),
+    ("", "probe-timeout"),
+    ("", "ip-family"),
+    ("p", "envoy-port"),
+    ("z", "inbound-capture-port"),
+    ("", "iptables-probe-port"),
+];
+
+const SWITCHES: [(&str, &str); 4] = [
+    ("h", "help"),
+    ("", "version"),
+    ("", "run-validation"),
+    ("", "skip-rule-apply"),
+];
+
+/// Ignored flags of istio-iptables, which configure rules (services/docs/facts/istio-sidecar.md, 4.1): `validate`
+/// detects the rules or need not know the details.
+const IGNORED_WITH_VALUE: [(&str, &str); 16] = [
+    ("e", "inbound-tunnel-port"),
+    ("u", "proxy-uid"),
+    ("g", "proxy-gid"),
+    ("m", "istio-inbound-interception-mode"),
+    ("b", "istio-inbound-ports"),
+    ("d", "istio-local-exclude-ports"),
+    ("c", "istio-exclude-interfaces"),
+    ("i", "istio-service-cidr"),
+    ("x", "istio-service-exclude-cidr"),
+    ("q", "istio-outbound-ports"),
+    ("o", "istio-local-outbound-ports-exclude"),
+    ("k", "kube-virt-interfaces"),
+    ("t", "istio-inbound-tproxy-mark"),
+    ("r", "istio-inbound-tproxy-route-table"),
+    ("", "network-namespace"),
+    ("", "force-iptables-binary"),
+];
+
+const IGNORED_SWITCHES: [(&str, &str); 10] = [
+    ("n", "dry-run"),
+    ("", "redirect-dns"),
+    ("", "drop-invalid"),
+    ("", "dual-stack"),
+    ("", "capture-all-dns"),
+    ("", "cni-mode"),
+    ("", "reconcile"),
+    ("", "cleanup-only"),
+    ("", "force-apply"),
+    ("", "native-nftables"),
+];
+
+/// The name of the command in Istio's template; the arguments may start with the name.
+const ISTIO_IPTABLES: &str = "istio-iptables";
+
 /// Parses the environment variables of istio-iptables, and the arguments, which start after the program's name.
 pub fn parse(
     arguments: impl Iterator<Item = OsString>,
     variable: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Command, UsageError> {
-    let mut draft = Draft::default();
-    for flag in FLAGS {
-        let value = flag.variable.and_then(&variable);
-        if let (Some(name), Some(value)) = (flag.variable, value) {
-            draft.set(name, flag.kind, &value.to_string_lossy())?;
+    let ports = Ports {
+        inbound: 15006,
+        outbound: 15001,
+        probe: 15002,
+    };
+    let settings = Settings {
+        timeout: DEFAULT_TIMEOUT,
+        families: Families::Auto,
+        ports,
+    };
+    let mut draft = Draft {
+        settings,
+        validates: false,
+        skips_rules: false,
+    };
+    for (name, flag) in VARIABLES {
+        if let Some(value) = variable(name) {
+            draft.set(flag, name, &value.to_string_lossy())?;
         }
     }
-    let mut arguments_left = Arguments::new(arguments);
-    if let Some(name) = arguments_left.program() {
-        draft.stands_for_istio = name == ISTIO_IPTABLES;
-    }
-    while let Some(argument) = arguments_left.next() {
-        let (flag, given) = find(&argument)?;
-        let value = match (given, flag.takes_value) {
-            (Some(value), _) => value,
-            (None, true) => arguments_left
-                .next()
-                .ok_or(UsageError::NoValue(flag.long))?,
-            (None, false) => "true".to_owned(),
+    let mut arguments = arguments.peekable();
+    let program = arguments.next_if(|name| name == ISTIO_IPTABLES || name == "validate");
+    let mut parser = Parser::from_args(arguments);
+    while let Some(argument) = next(&mut parser)? {
+        let (flag, takes_value) = find(&argument)?;
+        let value = if takes_value {
+            parser.value().map_err(|_| UsageError::NoValue(flag))?
+        } else {
+            parser.optional_value().unwrap_or_else(|| "true".into())
         };
-        if flag.kind == FlagKind::Help {
-            return Ok(Command::Print(HELP.to_owned()));
+        match flag {
+            "help" => return Ok(Command::Print(HELP.to_owned())),
+            "version" => return Ok(Command::Print(format!("validate {VERSION}\n"))),
+            _ => draft.set(flag, flag, &value.to_string_lossy())?,
         }
-        if flag.kind == FlagKind::Version {
-            return Ok(Command::Print(format!("validate {VERSION}\n")));
-        }
-        draft.set(flag.long, flag.kind, &value)?;
     }
-    draft.finish().map(Command::Validate)
+    if program.is_some_and(|name| name == ISTIO_IPTABLES) && !(draft.validates && draft.skips_rules)
+    {
+        return Err(UsageError::Rules);
+    }
+    Ok(Command::Validate(draft.settings))
 }
 
-/// The name of the command in Istio's template; the arguments may start with the name.
-const ISTIO_IPTABLES: &str = "istio-iptables";
-
-struct Arguments<I: Iterator<Item = OsString>>(std::iter::Peekable<I>);
-
-impl<I: Iterator<Item = OsString>> Arguments<I> {
-    fn new(arguments: I) -> Self {
-        Self(arguments.peekable())
+/// Returns the next argument, and refuses `--`, which the parser would skip.
+fn next(parser: &mut Parser) -> Result<Option<Arg<'_>>, UsageError> {
+    let is_separator = |left: RawArgs<'_>| left.peek().is_some_and(|it| it == "--");
+    if parser.try_raw_args().is_some_and(is_separator) {
+        return Err(UsageError::Unknown("--".to_owned()));
     }
-
-    fn next(&mut self) -> Option<String> {
-        self.0
-            .next()
-            .map(|argument| argument.to_string_lossy().into_owned())
-    }
-
-    /// Skips and returns the first argument if it names a program.
-    fn program(&mut self) -> Option<&'static str> {
-        let names = |argument: &OsStr| {
-            [ISTIO_IPTABLES, "validate"]
-                .into_iter()
-                .find(|name| argument == *name)
-        };
-        let name = self.0.peek().and_then(|argument| names(argument))?;
-        self.0.next();
-        Some(name)
-    }
+    parser
+        .next()
+        .map_err(|error| UsageError::Stray(error.to_string()))
 }
 
-/// Finds a flag and its value in the argument: `--flag`, `--flag=value`, `-f` or `-fvalue`.
-fn find(argument: &str) -> Result<(Flag, Option<String>), UsageError> {
-    let unknown = || UsageError::Unknown(argument.to_owned());
-    if let Some(rest) = argument.strip_prefix("--") {
-        let (name, value) = match rest.split_once('=') {
-            Some((name, value)) => (name, Some(value.to_owned())),
-            None => (rest, None),
-        };
+/// Returns the long name of a flag, and whether the flag needs a value.
+fn find(argument: &Arg<'_>) -> Result<(&'static str, bool), UsageError> {
+    let is_meant = |(letter, name): &&(&str, &str)| match argument {
+        Arg::Short(short) => letter.starts_with(*short),
+        Arg::Long(long) => name == long,
+        Arg::Value(_) => false,
+    };
+    let mut with_value = WITH_VALUE.iter().chain(&IGNORED_WITH_VALUE);
+    if let Some((_, name)) = with_value.find(is_meant) {
+        return Ok((name, true));
+    }
+    let mut switches = SWITCHES.iter().chain(&IGNORED_SWITCHES);
+    if let Some((_, name)) = switches.find(is_meant) {
+        return Ok((name, false));
+    }
+    Err(match argument {
         // Istio's logging flags are accepted, too. In the template, a "=" joins a logging flag and the flag's value.
-        let log = name.starts_with("log_").then_some(flags::LOG);
-        let mut known = FLAGS.iter().copied();
-        let flag = known.find(|flag| flag.long == name).or(log);
-        return Ok((flag.ok_or_else(unknown)?, value));
-    }
-    let rest = argument
-        .strip_prefix('-')
-        .ok_or_else(|| UsageError::Stray(argument.to_owned()))?;
-    let mut letters = rest.chars();
-    let letter = letters.next().ok_or_else(unknown)?;
-    let mut known = FLAGS.iter().copied();
-    let flag = known.find(|flag| flag.short == Some(letter));
-    let value = letters.as_str();
-    let value = value.strip_prefix('=').unwrap_or(value);
-    let has_value = rest.len() > letter.len_utf8();
-    Ok((
-        flag.ok_or_else(unknown)?,
-        has_value.then(|| value.to_owned()),
-    ))
+        Arg::Long(name) if name.starts_with("log_") => return Ok(("log_*", false)),
+        Arg::Long(name) => UsageError::Unknown(format!("--{name}")),
+        Arg::Short(letter) => UsageError::Unknown(format!("-{letter}")),
+        Arg::Value(text) if *text == "-" => UsageError::Unknown("-".to_owned()),
+        Arg::Value(text) => UsageError::Stray(text.to_string_lossy().into_owned()),
+    })
 }
 
 #[derive(Debug)]
 struct Draft {
     settings: Settings,
-    stands_for_istio: bool,
     validates: bool,
     skips_rules: bool,
 }
 
-impl Default for Draft {
-    fn default() -> Self {
-        let ports = Ports {
-            inbound: 15006,
-            outbound: 15001,
-            probe: 15002,
-        };
-        let settings = Settings {
-            timeout: DEFAULT_TIMEOUT,
-            families: Families::Auto,
-            ports,
-        };
-        Self {
-            settings,
-            stands_for_istio: false,
-            validates: false,
-            skips_rules: false,
-        }
-    }
-}
-
 impl Draft {
-    fn set(&mut self, name: &'static str, kind: FlagKind, value: &str) -> Result<(), UsageError> {
+    /// Sets the value of a flag, given by the flag or the variable `name`.
+    fn set(&mut self, flag: &str, name: &'static str, value: &str) -> Result<(), UsageError> {
         let wrong = |wanted| UsageError::Value(name, value.to_owned(), wanted);
         let port = || {
             let parsed = value.parse().ok().filter(|port| *port > 0);
@@ -226,13 +253,13 @@ impl Draft {
             "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
             _ => Err(wrong("true or false")),
         };
-        match kind {
-            FlagKind::Timeout => {
+        match flag {
+            "timeout" | "probe-timeout" => {
                 let parsed = duration(value).filter(|time| !time.is_zero() && *time <= MAX_TIMEOUT);
                 let wanted = "a duration between 1ms and 1h, such as 5s";
                 self.settings.timeout = parsed.ok_or_else(|| wrong(wanted))?;
             }
-            FlagKind::Families => {
+            "ip-family" => {
                 self.settings.families = match value {
                     "auto" => Families::Auto,
                     "ipv4" => Families::Only(Family::V4),
@@ -240,47 +267,30 @@ impl Draft {
                     _ => return Err(wrong("auto, ipv4 or ipv6")),
                 }
             }
-            FlagKind::Inbound => self.settings.ports.inbound = port()?,
-            FlagKind::Outbound => self.settings.ports.outbound = port()?,
-            FlagKind::Probe => self.settings.ports.probe = port()?,
-            FlagKind::RunValidation => self.validates = truth()?,
-            FlagKind::SkipRules => self.skips_rules = truth()?,
-            FlagKind::Help | FlagKind::Version | FlagKind::Nothing => {}
+            "inbound-capture-port" => self.settings.ports.inbound = port()?,
+            "envoy-port" => self.settings.ports.outbound = port()?,
+            "iptables-probe-port" => self.settings.ports.probe = port()?,
+            "run-validation" => self.validates = truth()?,
+            "skip-rule-apply" => self.skips_rules = truth()?,
+            _ => {}
         }
         Ok(())
-    }
-
-    fn finish(self) -> Result<Settings, UsageError> {
-        if self.stands_for_istio && !(self.validates && self.skips_rules) {
-            return Err(UsageError::Rules);
-        }
-        Ok(self.settings)
     }
 }
 
 /// Parses a duration in Go's format, without fractions: numbers followed by h, m, s or ms.
 fn duration(text: &str) -> Option<Duration> {
-    let mut rest = text;
-    let mut whole = Duration::ZERO;
+    let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
+    let (mut rest, mut total) = (text, 0_u64);
     while !rest.is_empty() {
         let digits = rest.find(|c: char| !c.is_ascii_digit())?;
         let (number, after) = rest.split_at_checked(digits)?;
-        let end = after
-            .find(|c: char| c.is_ascii_digit())
-            .unwrap_or(after.len());
-        let (unit, next) = after.split_at_checked(end)?;
-        let milliseconds = match unit {
-            "ms" => 1,
-            "s" => 1000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            _ => return None,
-        };
-        let amount = number.parse::<u64>().ok()?.checked_mul(milliseconds)?;
-        whole = whole.checked_add(Duration::from_millis(amount))?;
+        let unit = |(name, factor)| Some((after.strip_prefix(name)?, factor));
+        let (next, factor) = units.into_iter().find_map(unit)?;
+        total = total.checked_add(number.parse::<u64>().ok()?.checked_mul(factor)?)?;
         rest = next;
     }
-    (!text.is_empty()).then_some(whole)
+    Some(Duration::from_millis(total))
 }
 
 #[cfg(test)]

@@ -71,15 +71,13 @@ fn the_arguments_of_an_unchanged_istio_template_are_understood() {
 
 #[test]
 fn every_flag_of_istio_iptables_is_taken_with_its_value() {
-    for flag in FLAGS.iter().filter(|flag| flag.kind == FlagKind::Nothing) {
-        let long = format!("--{}", flag.long);
-        let arguments: &[&str] = if flag.takes_value {
-            &[&long, "any"]
-        } else {
-            &[&long]
-        };
-        assert_eq!(settings(arguments), settings(&[]), "{long}");
-        if let Some(short) = flag.short {
+    let with_value = IGNORED_WITH_VALUE.map(|flag| (flag, &["any"][..]));
+    let switches = IGNORED_SWITCHES.map(|flag| (flag, &[][..]));
+    for ((short, long), value) in with_value.into_iter().chain(switches) {
+        let long = format!("--{long}");
+        let arguments = [&[long.as_str()], value].concat();
+        assert_eq!(settings(&arguments), settings(&[]), "{long}");
+        if !short.is_empty() {
             let glued = format!("-{short}any");
             assert_eq!(settings(&[&glued]), settings(&[]), "{glued}");
         }
@@ -134,6 +132,7 @@ fn what_cannot_be_used_is_named() {
         (&["15006"], "15006"),
         (&["-y"], "-y"),
         (&["-"], "-"),
+        (&["--"], "--"),
         (&["--timeout"], "timeout"),
         (&["--timeout", "soon"], "soon"),
         (&["--timeout", "5"], "\"5\""),
