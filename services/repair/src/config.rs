@@ -8,7 +8,7 @@ use std::{
 };
 
 use inpod_service::Key;
-use inpod_types::{NodeName, keys};
+use inpod_types::{NodeName, is_cni_name, is_dns_subdomain, keys};
 use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::detect::Criteria;
@@ -198,51 +198,34 @@ fn exit_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error>
 /// Checks the name of the label at startup, including the prefix: the API server would refuse every patch with an
 /// invalid name.
 fn label_key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    let name = match text.split_once('/') {
-        Some((prefix, name)) if is_subdomain(prefix) => name,
-        Some(_) => "",
-        None => text.as_str(),
-    };
-    if is_label_name(name) {
-        Ok(text)
-    } else {
-        let message =
-            format!("\"{text}\" is not a valid label name (Kubernetes, \"Labels and Selectors\")");
-        Err(D::Error::custom(message))
-    }
+    check_label(deserializer, "name", |text| match text.split_once('/') {
+        Some((prefix, name)) => is_dns_subdomain(prefix) && is_label_name(name),
+        None => is_label_name(text),
+    })
 }
 
 fn label_value<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let is_valid = |text: &str| text.is_empty() || is_label_name(text);
+    check_label(deserializer, "value", is_valid)
+}
+
+fn check_label<'de, D: Deserializer<'de>>(
+    deserializer: D,
+    part: &str,
+    is_valid: impl Fn(&str) -> bool,
+) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
-    if text.is_empty() || is_label_name(&text) {
-        Ok(text)
-    } else {
-        let message =
-            format!("\"{text}\" is not a valid label value (Kubernetes, \"Labels and Selectors\")");
-        Err(D::Error::custom(message))
+    if is_valid(&text) {
+        return Ok(text);
     }
+    Err(D::Error::custom(format!(
+        "\"{text}\" is not a valid label {part} (Kubernetes, \"Labels and Selectors\")"
+    )))
 }
 
 /// Accepts 1 to 63 letters, digits, `-`, `_` and `.`, with a letter or a digit at both ends.
 fn is_label_name(text: &str) -> bool {
-    let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    text.len() <= 63
-        && is_end(text.chars().next())
-        && is_end(text.chars().next_back())
-        && text
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-}
-
-fn is_subdomain(text: &str) -> bool {
-    text.len() <= 253
-        && text.split('.').all(|label| {
-            is_label_name(label)
-                && label
-                    .chars()
-                    .all(|c| !"_".contains(c) && !c.is_ascii_uppercase())
-        })
+    text.len() <= 63 && is_cni_name(text) && text.ends_with(|c: char| c.is_ascii_alphanumeric())
 }
 
 #[cfg(test)]

@@ -3,7 +3,10 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use kube::Client;
-use tokio::time::{Instant, sleep};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
 
 use crate::{
     actions,
@@ -28,8 +31,8 @@ pub(crate) struct Controller {
     config: Arc<Config>,
     metrics: Metrics,
     events: Events,
-    pods: Pods,
-    enrollments: Enrollments,
+    pods: watch::Receiver<Pods>,
+    enrollments: watch::Receiver<Enrollments>,
     escalation: Escalation,
 }
 
@@ -38,8 +41,8 @@ impl Controller {
         client: Client,
         config: Arc<Config>,
         metrics: Metrics,
-        pods: Pods,
-        enrollments: Enrollments,
+        pods: watch::Receiver<Pods>,
+        enrollments: watch::Receiver<Enrollments>,
     ) -> Self {
         let bucket = TokenBucket::per_minute(config.changes_per_minute());
         Self {
@@ -57,9 +60,10 @@ impl Controller {
         loop {
             self.reconcile().await;
             let has_open_cases = self.escalation.has_open_cases();
+            // Both senders live as long as the process: a panic of the tasks aborts the process.
             tokio::select! {
-                () = self.pods.changed() => {}
-                () = self.enrollments.changed() => {}
+                Ok(()) = self.pods.changed() => {}
+                Ok(()) = self.enrollments.changed() => {}
                 () = sleep(TICK_INTERVAL), if has_open_cases => continue,
             }
             sleep(COALESCE_DELAY).await;
@@ -67,10 +71,10 @@ impl Controller {
     }
 
     async fn reconcile(&mut self) {
-        let known = self.pods.now();
+        let known = self.pods.borrow().clone();
         self.escalation.retain(|uid| known.contains_key(uid));
         for pod in known.values() {
-            let status = self.enrollments.get(&pod.pod.uid);
+            let status = self.enrollments.borrow().get(&pod.pod.uid);
             let diagnosis = diagnose(pod.failed_init.as_ref(), &status);
             let steps = self.escalation.reconcile(pod, &diagnosis, Instant::now());
             for step in steps {

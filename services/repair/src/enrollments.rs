@@ -1,10 +1,6 @@
 //! Tracks the enrollment of each pod through a stream of pod-events, which is reopened whenever it ends.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use inpod_proto::{
     failure_of,
@@ -31,34 +27,14 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
 /// The statuses by pod UID, or `None` while pod-events is not available.
-type Statuses = Option<BTreeMap<PodUid, EnrollmentStatus>>;
+#[derive(Debug, Default)]
+pub(crate) struct Enrollments(Option<Statuses>);
 
-#[derive(Clone, Debug)]
-pub(crate) struct Enrollments {
-    statuses: Arc<Mutex<Statuses>>,
-    changes: watch::Receiver<()>,
-}
+type Statuses = BTreeMap<PodUid, EnrollmentStatus>;
 
 impl Enrollments {
-    pub(crate) fn start(channel: Channel, conditions: Readiness) -> Self {
-        let (sender, changes) = watch::channel(());
-        let statuses = Arc::<Mutex<Statuses>>::default();
-        let subscriber = Subscriber {
-            statuses: Arc::clone(&statuses),
-            changes: sender,
-            conditions,
-        };
-        let client =
-            PodEventsServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        tokio::spawn(inpod_service::abort_on_panic(
-            "enrollments",
-            subscriber.run(client),
-        ));
-        Self { statuses, changes }
-    }
-
     pub(crate) fn get(&self, uid: &PodUid) -> EnrollmentStatus {
-        match &*lock(&self.statuses) {
+        match &self.0 {
             None => EnrollmentStatus::Unavailable,
             Some(statuses) => statuses
                 .get(uid)
@@ -66,21 +42,25 @@ impl Enrollments {
                 .unwrap_or(EnrollmentStatus::UnknownPod),
         }
     }
-
-    pub(crate) async fn changed(&mut self) {
-        if self.changes.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
 }
 
-fn lock(statuses: &Mutex<Statuses>) -> MutexGuard<'_, Statuses> {
-    statuses.lock().unwrap_or_else(PoisonError::into_inner)
+/// Starts the subscription, whose receiver holds the enrollments.
+pub(crate) fn start(channel: Channel, conditions: Readiness) -> watch::Receiver<Enrollments> {
+    let (sender, enrollments) = watch::channel(Enrollments::default());
+    let subscriber = Subscriber {
+        enrollments: sender,
+        conditions,
+    };
+    let client = PodEventsServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    tokio::spawn(inpod_service::abort_on_panic(
+        "enrollments",
+        subscriber.run(client),
+    ));
+    enrollments
 }
 
 struct Subscriber {
-    statuses: Arc<Mutex<Statuses>>,
-    changes: watch::Sender<()>,
+    enrollments: watch::Sender<Enrollments>,
     conditions: Readiness,
 }
 
@@ -91,8 +71,7 @@ impl Subscriber {
                 Ok(()) => "pod-events ended the stream".to_owned(),
                 Err(status) => failure_of(&status).to_string(),
             };
-            *lock(&self.statuses) = None;
-            self.changes.send_replace(());
+            self.enrollments.send_replace(Enrollments(None));
             self.conditions.set(CONDITION, Err(why));
             sleep(RETRY_INTERVAL).await;
         }
@@ -102,46 +81,34 @@ impl Subscriber {
         // The request has no timeout, because a timeout would end the stream.
         let request = Request::new(WatchEnrollmentsRequest { pod: None });
         let mut stream = client.watch_enrollments(request).await?.into_inner();
-        let mut state = State::Initial(BTreeMap::new());
+        let mut initial = Some(Statuses::new());
         while let Some(message) = stream.message().await? {
-            let Some(event) = message.event else { continue };
-            state = self.handle(state, event);
+            if let Some(event) = message.event {
+                self.handle(&mut initial, event);
+            }
         }
         Ok(())
     }
 
-    fn handle(&self, state: State, event: Event) -> State {
-        match (state, event) {
-            (State::Initial(statuses), Event::StateComplete(_)) => {
-                *lock(&self.statuses) = Some(statuses);
-                self.conditions.set(CONDITION, Ok(()));
-                self.changes.send_replace(());
-                State::Complete
-            }
-            (State::Initial(mut statuses), event) => {
-                apply(&mut statuses, event);
-                State::Initial(statuses)
-            }
-            (State::Complete, event) => {
-                if let Some(statuses) = &mut *lock(&self.statuses) {
+    /// Handles an event. `initial` collects the initial state, and is `None` once the initial state is complete.
+    fn handle(&self, initial: &mut Option<Statuses>, event: Event) {
+        if matches!(event, Event::StateComplete(_)) && initial.is_some() {
+            self.conditions.set(CONDITION, Ok(()));
+            self.enrollments.send_replace(Enrollments(initial.take()));
+        } else if let Some(statuses) = initial {
+            apply(statuses, event);
+        } else {
+            self.enrollments.send_modify(|enrollments| {
+                if let Some(statuses) = &mut enrollments.0 {
                     apply(statuses, event);
                 }
-                self.changes.send_replace(());
-                State::Complete
-            }
+            });
         }
     }
 }
 
-enum State {
-    /// Not all pods of the initial state were received yet.
-    Initial(BTreeMap<PodUid, EnrollmentStatus>),
-    /// All pods of the initial state were received, and changes follow.
-    Complete,
-}
-
 /// Applies an event. A pod with an invalid UID is skipped, because no pod of the API server has such a UID.
-fn apply(statuses: &mut BTreeMap<PodUid, EnrollmentStatus>, event: Event) {
+fn apply(statuses: &mut Statuses, event: Event) {
     match event {
         Event::Pod(summary) => {
             if let Some(uid) = uid(summary.pod.as_ref()) {
@@ -189,28 +156,22 @@ mod tests {
 
     #[test]
     fn nothing_is_known_before_the_initial_state_is_complete_and_then_each_change_counts() {
-        let (sender, changes) = watch::channel(());
-        let statuses = Arc::<Mutex<Statuses>>::default();
-        let enrollments = Enrollments {
-            statuses: Arc::clone(&statuses),
-            changes,
-        };
+        let (sender, enrollments) = watch::channel(Enrollments::default());
         let subscriber = Subscriber {
-            statuses,
-            changes: sender,
+            enrollments: sender,
             conditions: Readiness::default(),
         };
-        let of = |uid: &str| enrollments.get(&uid.parse().unwrap());
-        let state = State::Initial(BTreeMap::new());
-        let state = subscriber.handle(state, Event::InstanceId("run-1".to_owned()));
-        let state = subscriber.handle(state, message("a"));
+        let of = |uid: &str| enrollments.borrow().get(&uid.parse().unwrap());
+        let mut initial = Some(Statuses::new());
+        subscriber.handle(&mut initial, Event::InstanceId("run-1".to_owned()));
+        subscriber.handle(&mut initial, message("a"));
         assert_eq!(of("a"), EnrollmentStatus::Unavailable);
-        let state = subscriber.handle(state, Event::StateComplete(StateComplete {}));
+        subscriber.handle(&mut initial, Event::StateComplete(StateComplete {}));
         assert!(matches!(of("a"), EnrollmentStatus::Desired(_)));
         assert_eq!(of("b"), EnrollmentStatus::UnknownPod);
-        let state = subscriber.handle(state, message("b"));
-        let state = subscriber.handle(state, Event::Gone(pod("a")));
-        assert!(matches!(state, State::Complete));
+        subscriber.handle(&mut initial, message("b"));
+        subscriber.handle(&mut initial, Event::Gone(pod("a")));
+        assert!(initial.is_none());
         assert_eq!(of("a"), EnrollmentStatus::UnknownPod);
         assert!(matches!(of("b"), EnrollmentStatus::Desired(_)));
     }

@@ -28,9 +28,7 @@ use inpod_kube::ClientError;
 use inpod_service::{Daemon, Service};
 use kube::{Client, client::ClientBuilder};
 
-use crate::{
-    config::Config, controller::Controller, enrollments::Enrollments, metrics::Metrics, pods::Pods,
-};
+use crate::{config::Config, controller::Controller, metrics::Metrics};
 
 pub const SERVICE: Service = Service {
     name: "repair",
@@ -55,8 +53,8 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         "the pods of this node have not been listed yet",
     );
     let config = Arc::new(config);
-    let pods = Pods::start(client.clone(), &config, daemon.readiness().clone());
-    let enrollments = Enrollments::start(daemon.channel("pod-events"), daemon.readiness().clone());
+    let pods = pods::start(client.clone(), &config, daemon.readiness().clone());
+    let enrollments = enrollments::start(daemon.channel("pod-events"), daemon.readiness().clone());
     let controller = Controller::new(client, config, metrics, pods, enrollments);
     let shutdown = daemon.shutdown();
     let work = async {

@@ -1,11 +1,6 @@
 //! Watches the pods of this node, reduced to the fields used by this service.
 
-use std::{
-    collections::BTreeMap,
-    pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::StreamExt as _;
 use inpod_service::Readiness;
@@ -65,60 +60,40 @@ impl Pod {
     }
 }
 
-pub(crate) type Known = BTreeMap<PodUid, Arc<Pod>>;
+pub(crate) type Pods = BTreeMap<PodUid, Arc<Pod>>;
 
-#[derive(Clone, Debug)]
-pub(crate) struct Pods {
-    known: Arc<Mutex<Known>>,
-    changes: watch::Receiver<()>,
-}
-
-impl Pods {
-    pub(crate) fn start(client: Client, config: &Config, conditions: Readiness) -> Self {
-        let mut wanted = watcher::Config::default()
-            .fields(&config.fields())
-            .timeout(WATCH_TIMEOUT_SECONDS);
-        if let Some(labels) = config.labels() {
-            wanted = wanted.labels(labels);
-        }
-        let (sender, changes) = watch::channel(());
-        let known = Arc::<Mutex<Known>>::default();
-        let pod_watcher = PodWatcher {
-            criteria: config.criteria(),
-            label: config.label().key,
-            known: Arc::clone(&known),
-            listed: Known::new(),
-            changes: sender,
-            conditions,
-        };
-        tokio::spawn(inpod_service::abort_on_panic(
-            "pods",
-            pod_watcher.run(Api::all(client), wanted),
-        ));
-        Self { known, changes }
+/// Starts the watch, whose receiver holds the pods of this node.
+pub(crate) fn start(
+    client: Client,
+    config: &Config,
+    conditions: Readiness,
+) -> watch::Receiver<Pods> {
+    let mut wanted = watcher::Config::default()
+        .fields(&config.fields())
+        .timeout(WATCH_TIMEOUT_SECONDS);
+    if let Some(labels) = config.labels() {
+        wanted = wanted.labels(labels);
     }
-
-    pub(crate) fn now(&self) -> Known {
-        lock(&self.known).clone()
-    }
-
-    pub(crate) async fn changed(&mut self) {
-        if self.changes.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
-fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
-    known.lock().unwrap_or_else(PoisonError::into_inner)
+    let (known, pods) = watch::channel(Pods::new());
+    let pod_watcher = PodWatcher {
+        criteria: config.criteria(),
+        label: config.label().key,
+        known,
+        listed: Pods::new(),
+        conditions,
+    };
+    tokio::spawn(inpod_service::abort_on_panic(
+        "pods",
+        pod_watcher.run(Api::all(client), wanted),
+    ));
+    pods
 }
 
 struct PodWatcher {
     criteria: Criteria,
     label: String,
-    known: Arc<Mutex<Known>>,
-    listed: Known,
-    changes: watch::Sender<()>,
+    known: watch::Sender<Pods>,
+    listed: Pods,
     conditions: Readiness,
 }
 
@@ -155,29 +130,27 @@ impl PodWatcher {
                 return;
             }
             Event::InitApply(pod) => {
-                if let Some(pod) = self.read(&pod) {
-                    self.listed.insert(pod.pod.uid.clone(), Arc::new(pod));
-                }
+                self.listed.extend(self.read(&pod));
                 return;
             }
-            Event::InitDone => *lock(&self.known) = std::mem::take(&mut self.listed),
-            Event::Apply(pod) => {
-                if let Some(pod) = self.read(&pod) {
-                    lock(&self.known).insert(pod.pod.uid.clone(), Arc::new(pod));
-                }
+            Event::InitDone => {
+                self.known.send_replace(std::mem::take(&mut self.listed));
             }
+            Event::Apply(pod) => self
+                .known
+                .send_modify(|known| known.extend(self.read(&pod))),
             Event::Delete(pod) => {
-                if let Some(pod) = self.read(&pod) {
-                    lock(&self.known).remove(&pod.pod.uid);
+                if let Some((uid, _)) = self.read(&pod) {
+                    self.known.send_modify(|known| drop(known.remove(&uid)));
                 }
             }
         }
         self.conditions.set(CONDITION, Ok(()));
-        self.changes.send_replace(());
     }
 
-    fn read(&self, pod: &k8s::Pod) -> Option<Pod> {
-        Pod::of(pod, &self.criteria, &self.label)
+    fn read(&self, pod: &k8s::Pod) -> Option<(PodUid, Arc<Pod>)> {
+        let pod = Pod::of(pod, &self.criteria, &self.label)?;
+        Some((pod.pod.uid.clone(), Arc::new(pod)))
     }
 }
 
@@ -224,25 +197,23 @@ mod tests {
         assert!(!read(&json!({"/status/phase": "Running"})).is_ending);
     }
 
-    fn pod_watcher() -> (PodWatcher, Pods) {
-        let (sender, changes) = watch::channel(());
-        let known = Arc::<Mutex<Known>>::default();
+    fn pod_watcher() -> (PodWatcher, watch::Receiver<Pods>) {
+        let (known, pods) = watch::channel(Pods::new());
         let pod_watcher = PodWatcher {
             criteria: Criteria::default(),
             label: "broken".to_owned(),
-            known: Arc::clone(&known),
-            listed: Known::new(),
-            changes: sender,
+            known,
+            listed: Pods::new(),
             conditions: Readiness::default(),
         };
-        (pod_watcher, Pods { known, changes })
+        (pod_watcher, pods)
     }
 
     #[test]
     fn a_list_takes_the_place_of_what_was_known_when_it_is_whole() {
         let (mut pod_watcher, pods) = pod_watcher();
-        let uids = |pods: &Pods| {
-            pods.now()
+        let uids = |pods: &watch::Receiver<Pods>| {
+            pods.borrow()
                 .keys()
                 .map(ToString::to_string)
                 .collect::<Vec<_>>()
@@ -284,6 +255,6 @@ mod tests {
         pod_watcher.handle(Event::Apply(object("old", &json!({}))));
         pod_watcher.handle(Event::Apply(object("new", &json!({}))));
         pod_watcher.handle(Event::Delete(object("old", &json!({}))));
-        assert_eq!(pods.now().len(), 1);
+        assert_eq!(pods.borrow().len(), 1);
     }
 }

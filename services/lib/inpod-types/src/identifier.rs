@@ -96,12 +96,12 @@ fn is_dns_part(text: &str) -> bool {
 
 /// Matches the names of pods, nodes and service accounts in Kubernetes. The limit applies to the whole name, not to
 /// each label as in RFC 1123 (apimachinery, `IsDNS1123Subdomain`).
-pub(crate) fn is_dns_subdomain(text: &str) -> bool {
+pub fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_dns_part)
 }
 
 /// Matches container ids and network names (CNI): a letter or digit, then letters, digits, `_`, `.` or `-`.
-pub(crate) fn is_cni_name(text: &str) -> bool {
+pub fn is_cni_name(text: &str) -> bool {
     text.len() <= 253
         && text
             .chars()

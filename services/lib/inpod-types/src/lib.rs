@@ -23,7 +23,7 @@ pub const VERSION: &str = match option_env!("INPOD_VERSION") {
 
 pub use enrollment::Enrollment;
 pub use failure::{Failure, with_causes};
-pub use identifier::InvalidIdentifier;
+pub use identifier::{InvalidIdentifier, is_cni_name, is_dns_subdomain};
 pub use netns::{NetnsId, NetnsRef};
 pub use pod::{
     NamespaceName, NodeName, PodName, PodRef, PodUid, ServiceAccountName, ServiceName, Workload,
