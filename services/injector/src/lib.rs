@@ -34,10 +34,7 @@ pub const SERVICE: Service = Service {
 /// Fails if the address or the socket is not available.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     daemon.readiness().require(reload::SERVING, "not read yet");
-    let metrics = Metrics::default();
-    daemon
-        .metrics()
-        .register(|registry| metrics.register(registry));
+    let metrics = daemon.metrics().register(Metrics::register);
     let current = Arc::new(Current::default());
     let polling = reload::poll(
         config.clone(),

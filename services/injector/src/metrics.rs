@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use inpod_service::metrics::duration_histogram;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
@@ -19,43 +20,31 @@ pub struct Metrics {
     expiration: Gauge,
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
-        Self {
+impl Metrics {
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self {
             reviews: Family::default(),
             skips: Family::default(),
-            duration: inpod_service::metrics::duration_histogram(),
+            duration: duration_histogram(),
             reloads: Family::default(),
             evictions: Counter::default(),
             expiration: Gauge::default(),
-        }
-    }
-}
-
-impl Metrics {
-    pub(crate) fn register(&self, registry: &mut Registry) {
+        };
         let help = "Reviews, by outcome: injected, unchanged (injected before), skipped, refused, other-kind, undecodable, bad-request, overloaded, failed";
-        registry.register("reviews", help, self.reviews.clone());
+        registry.register("reviews", help, metrics.reviews.clone());
         let help = "Pods that were not injected, by reason";
-        registry.register("skips", help, self.skips.clone());
+        registry.register("skips", help, metrics.skips.clone());
         let help = "Time from a request's head to its response";
-        registry.register_with_unit(
-            "review_duration",
-            help,
-            Unit::Seconds,
-            self.duration.clone(),
-        );
+        let duration = metrics.duration.clone();
+        registry.register_with_unit("review_duration", help, Unit::Seconds, duration);
         let help = "Changes of certificate and configuration, by result";
-        registry.register("reloads", help, self.reloads.clone());
+        registry.register("reloads", help, metrics.reloads.clone());
         let help = "Idle connections that were closed in favor of a new one";
-        registry.register("evictions", help, self.evictions.clone());
+        registry.register("evictions", help, metrics.evictions.clone());
         let help = "Expiry of the certificate in use, the earliest of its chain, since 1970; 0 without a certificate";
-        registry.register_with_unit(
-            "certificate_expiration_timestamp",
-            help,
-            Unit::Seconds,
-            self.expiration.clone(),
-        );
+        let name = "certificate_expiration_timestamp";
+        registry.register_with_unit(name, help, Unit::Seconds, metrics.expiration.clone());
+        metrics
     }
 
     pub(crate) fn reviewed(&self, outcome: Outcome, took: Duration) {

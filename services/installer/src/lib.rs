@@ -62,10 +62,7 @@ pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Resul
     for condition in ["binary", "chain"] {
         daemon.readiness().require(condition, "not checked yet");
     }
-    let metrics = metrics::Metrics::default();
-    daemon
-        .metrics()
-        .register(|registry| metrics.register(registry));
+    let metrics = daemon.metrics().register(metrics::Metrics::register);
     let shutdown = daemon.shutdown();
     let served = daemon.server().serve();
     let work = async {

@@ -13,13 +13,15 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn register(&self, registry: &mut Registry) {
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
         let help = "Installations of the plugin, by result";
-        registry.register("installs", help, self.installs.clone());
+        registry.register("installs", help, metrics.installs.clone());
         let help = "Changes of files in the CNI directory, by cause: first, followed (the primary or a setting changed), taken-away (another component removed inpod), leaving";
-        registry.register("rewrites", help, self.rewrites.clone());
+        registry.register("rewrites", help, metrics.rewrites.clone());
         let help = "Changes that were delayed because another component keeps reverting them";
-        registry.register("fights", help, self.fights.clone());
+        registry.register("fights", help, metrics.fights.clone());
+        metrics
     }
 
     pub(crate) fn installed(&self, result: &'static str) {
