@@ -1,14 +1,10 @@
-//! Translates AdmissionReviews (admission.k8s.io/v1 and v1beta1) to requests for injection, and the results to
-//! responses.
+//! Translates AdmissionReviews (admission.k8s.io/v1) to requests for injection, and the results to responses.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use inpod_injection::{Injector, Request, SkipReason};
 use serde::Deserialize;
-use serde_json::{json, value::RawValue};
+use serde_json::{Value, json, value::RawValue};
 
-const GROUP: &str = "admission.k8s.io/";
-
-/// The version of responses to reviews of an unknown version; API servers support this version since 1.22.
 const V1: &str = "admission.k8s.io/v1";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +63,7 @@ pub struct Review<'a> {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct AdmissionRequest<'a> {
+pub struct AdmissionRequest<'a> {
     #[serde(default)]
     uid: String,
     #[serde(default)]
@@ -91,38 +87,23 @@ struct Resource {
     resource: String,
 }
 
-#[derive(Debug, Default)]
-struct Response {
-    allowed: bool,
-    message: Option<String>,
-    patch: Option<String>,
-    operations: usize,
-    warning: Option<String>,
-}
-
 impl<'a> Review<'a> {
     /// Decodes the body of a request.
     ///
     /// # Errors
     ///
     /// The error is a message for the client.
-    pub fn parse(body: &'a [u8]) -> Result<Self, String> {
+    pub fn parse(body: &'a [u8]) -> Result<AdmissionRequest<'a>, String> {
         let review: Self = serde_json::from_slice(body)
             .map_err(|error| format!("the body is not an AdmissionReview: {error}"))?;
-        let is_known = matches!(
-            review.api_version.strip_prefix(GROUP),
-            Some("v1" | "v1beta1")
-        );
-        if review.kind != "AdmissionReview" || !is_known {
+        if review.kind != "AdmissionReview" || review.api_version != V1 {
             let (kind, version) = (excerpt(&review.kind), excerpt(&review.api_version));
             return Err(format!(
-                "kind {kind} of {version} is not an AdmissionReview of admission.k8s.io/v1 or v1beta1"
+                "kind {kind} of {version} is not an AdmissionReview of {V1}"
             ));
         }
-        if review.request.is_none() {
-            return Err("the AdmissionReview has no request".to_owned());
-        }
-        Ok(review)
+        let request = review.request;
+        request.ok_or_else(|| "the AdmissionReview has no request".to_owned())
     }
 }
 
@@ -131,52 +112,36 @@ fn excerpt(text: &str) -> String {
 }
 
 pub fn answer(injector: &Injector, environment: &[(String, String)], body: &[u8]) -> Answer {
-    match Review::parse(body) {
-        Ok(review) => {
-            let (response, outcome) = inject(injector, environment, &review);
-            let uid = review
-                .request
-                .map(|request| request.uid)
-                .unwrap_or_default();
-            Answer {
-                body: to_admission_response(&review.api_version, &uid, &response),
-                outcome,
-                uid,
-                operations: response.operations,
-            }
+    let (uid, (response, outcome, operations)) = match Review::parse(body) {
+        Ok(request) => {
+            let injected = inject(injector, environment, &request);
+            (request.uid, injected)
         }
-        Err(why) => Answer {
-            body: to_admission_response(V1, "", &denied(why)),
-            outcome: Outcome::Undecodable,
-            uid: String::new(),
-            operations: 0,
-        },
+        Err(why) => (String::new(), (denied(&why), Outcome::Undecodable, 0)),
+    };
+    Answer {
+        body: to_admission_response(&uid, response),
+        outcome,
+        uid,
+        operations,
     }
 }
 
-fn denied(message: String) -> Response {
-    Response {
-        message: Some(message),
-        ..Response::default()
-    }
+fn denied(message: &str) -> Value {
+    json!({"allowed": false, "status": {"message": message}})
 }
 
-fn allowed() -> Response {
-    Response {
-        allowed: true,
-        ..Response::default()
-    }
+fn allowed() -> Value {
+    json!({"allowed": true})
 }
 
-/// Injects into new pods and allows all other objects, because denying others would break unrelated requests.
+/// Injects into new pods and allows all other objects, because denying others would break unrelated requests. Returns
+/// the response, the outcome and the number of operations in the patch.
 fn inject(
     injector: &Injector,
     environment: &[(String, String)],
-    review: &Review<'_>,
-) -> (Response, Outcome) {
-    let Some(request) = &review.request else {
-        return (allowed(), Outcome::OtherKind);
-    };
+    request: &AdmissionRequest<'_>,
+) -> (Value, Outcome, usize) {
     let Resource { group, resource } = &request.resource;
     let is_part = request
         .sub_resource
@@ -185,11 +150,8 @@ fn inject(
     let is_pod = group.is_empty() && resource == "pods" && !is_part;
     if !is_pod || request.operation != "CREATE" {
         let warning = "inpod's injector received an object that is not a new pod: register its webhook for CREATE of pods only";
-        let response = Response {
-            warning: Some(warning.to_owned()),
-            ..allowed()
-        };
-        return (response, Outcome::OtherKind);
+        let response = json!({"allowed": true, "warnings": [warning]});
+        return (response, Outcome::OtherKind, 0);
     }
     let text = request.object.map_or("null", RawValue::get);
     let injected = inpod_injection::parse_pod(text).and_then(|pod| {
@@ -201,53 +163,31 @@ fn inject(
         })
     });
     match injected {
-        Ok(inpod_injection::Outcome::Skipped(reason)) => (allowed(), Outcome::Skipped(reason)),
+        Ok(inpod_injection::Outcome::Skipped(why)) => (allowed(), Outcome::Skipped(why), 0),
         Ok(inpod_injection::Outcome::Injected { patch, .. }) if patch.0.is_empty() => {
-            (allowed(), Outcome::Unchanged)
+            (allowed(), Outcome::Unchanged, 0)
         }
-        Ok(inpod_injection::Outcome::Injected { patch, .. }) => match serde_json::to_string(&patch)
-        {
+        Ok(inpod_injection::Outcome::Injected { patch, .. }) => match serde_json::to_vec(&patch) {
             Ok(text) => {
-                let response = Response {
-                    patch: Some(text),
-                    operations: patch.0.len(),
-                    ..allowed()
-                };
-                (response, Outcome::Injected)
+                let patch_text = STANDARD.encode(text);
+                let response =
+                    json!({"allowed": true, "patchType": "JSONPatch", "patch": patch_text});
+                (response, Outcome::Injected, patch.0.len())
             }
-            Err(error) => (denied(error.to_string()), Outcome::Failed),
+            Err(error) => (denied(&error.to_string()), Outcome::Failed, 0),
         },
-        Err(error) => (
-            denied(format!("inpod cannot inject a sidecar: {error}")),
-            Outcome::Refused,
-        ),
+        Err(error) => {
+            let why = format!("inpod cannot inject a sidecar: {error}");
+            (denied(&why), Outcome::Refused, 0)
+        }
     }
 }
 
-fn to_admission_response(api_version: &str, uid: &str, response: &Response) -> String {
-    let Response {
-        allowed,
-        message,
-        patch,
-        operations: _,
-        warning,
-    } = response;
-    let mut fields = json!({"uid": uid, "allowed": allowed});
-    let more = [
-        message
-            .as_ref()
-            .map(|text| ("status", json!({"message": text}))),
-        patch.as_ref().map(|_| ("patchType", json!("JSONPatch"))),
-        patch
-            .as_ref()
-            .map(|text| ("patch", json!(STANDARD.encode(text)))),
-        warning.as_ref().map(|text| ("warnings", json!([text]))),
-    ];
-    if let Some(fields) = fields.as_object_mut() {
-        let more = more.into_iter().flatten();
-        fields.extend(more.map(|(key, value)| (key.to_owned(), value)));
+fn to_admission_response(uid: &str, mut response: Value) -> String {
+    if let Some(fields) = response.as_object_mut() {
+        fields.insert("uid".to_owned(), uid.into());
     }
-    json!({"apiVersion": api_version, "kind": "AdmissionReview", "response": fields}).to_string()
+    json!({"apiVersion": V1, "kind": "AdmissionReview", "response": response}).to_string()
 }
 
 #[cfg(test)]

@@ -76,19 +76,6 @@ fn a_pod_that_cannot_be_injected_is_refused_in_words_and_one_that_asked_for_noth
 }
 
 #[test]
-fn both_versions_of_a_review_that_the_server_speaks_are_answered() {
-    let webhook = Webhook::start("versions");
-    for version in ["v1", "v1beta1"] {
-        let inside = webhook.namespace(version, Some(("version", version)));
-        let mut hook = webhook.hook(version, "/inject", "Fail");
-        hook["admissionReviewVersions"] = json!([version]);
-        hook["namespaceSelector"] = json!({"matchLabels": {"version": version}});
-        webhook.register_as(version, &json!([hook]));
-        webhook.until_injected(&inside);
-    }
-}
-
-#[test]
 fn without_the_injector_pods_fail_or_pass_as_the_failure_policy_says() {
     let mut webhook = Webhook::start("away");
     let [closed, open] = ["Fail", "Ignore"].map(|policy| {
