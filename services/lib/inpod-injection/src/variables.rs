@@ -1,19 +1,33 @@
-//! A closed list ([`TABLE`]) of variables, whose values are computed before rendering.
+//! A closed list of variables (README.md), whose values are computed before rendering.
 
 mod networks;
 mod pod;
 mod proxy;
-mod table;
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::LazyLock,
+};
 
 use serde_json::Value;
 
 use crate::{Request, config::Config, error::InjectError, proxy::ProxySettings};
 
-pub use table::TABLE;
+/// The names of all variables, taken from a pod without content, because every pod has the same variables.
+pub(crate) static NAMES: LazyLock<BTreeSet<&str>> = LazyLock::new(|| {
+    let (config, pod) = (Config::default(), Value::Null);
+    let request = Request {
+        pod: &pod,
+        namespace: "",
+        owner: None,
+        environment: &[],
+    };
+    let proxy = ProxySettings::of(&config, &pod);
+    let variables = proxy.and_then(|proxy| Variables::gather(&config, &proxy, &pod, &request));
+    variables.map_or_else(|_| BTreeSet::new(), |it| it.values.into_keys().collect())
+});
 
-/// The values of the variables in [`TABLE`], null for unset variables.
+/// The values of the variables, null for unset variables.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Variables {
     values: BTreeMap<&'static str, Value>,
@@ -73,13 +87,9 @@ impl Variables {
 
 /// Returns whether templates may use a variable of this name.
 pub fn is_known(name: &str) -> bool {
-    let of_pod = ["annotation:", "label:"]
-        .into_iter()
-        .find_map(|kind| name.strip_prefix(kind));
-    of_pod.map_or_else(
-        || TABLE.iter().any(|(known, _)| *known == name),
-        |key| !key.is_empty(),
-    )
+    let mut of_pod = ["annotation:", "label:"].into_iter();
+    let of_pod = of_pod.find_map(|kind| name.strip_prefix(kind));
+    of_pod.map_or_else(|| NAMES.contains(name), |key| !key.is_empty())
 }
 
 type Pairs<const N: usize> = [(&'static str, Value); N];
