@@ -27,11 +27,6 @@ pub const KEYS: &[Key] = &[
         help: "Configuration of the injection, reloaded without a restart; without the file the defaults apply (services/lib/inpod-injection/README.md)",
     },
     Key {
-        name: "reload_seconds",
-        default: Some("2"),
-        help: "Poll interval of certificate and configuration",
-    },
-    Key {
         name: "deadline_seconds",
         default: Some("8"),
         help: "Time limit of a review, unless the API server's is shorter",
@@ -40,16 +35,6 @@ pub const KEYS: &[Key] = &[
         name: "max_reviews",
         default: Some("4"),
         help: "Maximum number of concurrent reviews; further ones wait until their deadline",
-    },
-    Key {
-        name: "max_connections",
-        default: Some("512"),
-        help: "Maximum number of connections; a further one closes the one that has been idle for longest",
-    },
-    Key {
-        name: "linger_seconds",
-        default: Some("5"),
-        help: "How long the webhook serves after SIGTERM, until API servers stop calling it",
     },
     Key {
         name: "metrics_address",
@@ -65,25 +50,14 @@ pub struct Config {
     pub(crate) tls_dir: PathBuf,
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub(crate) config_file: PathBuf,
-    reload_seconds: NonZeroU16,
     deadline_seconds: NonZeroU16,
     pub(crate) max_reviews: NonZeroUsize,
-    pub(crate) max_connections: NonZeroUsize,
-    linger_seconds: u16,
     #[serde(deserialize_with = "inpod_service::config::optional_address")]
     pub(crate) metrics_address: Option<SocketAddr>,
 }
 
 impl Config {
-    pub(crate) fn reload(&self) -> Duration {
-        Duration::from_secs(self.reload_seconds.get().into())
-    }
-
     pub(crate) fn deadline(&self) -> Duration {
         Duration::from_secs(self.deadline_seconds.get().into())
-    }
-
-    pub(crate) fn linger(&self) -> Duration {
-        Duration::from_secs(self.linger_seconds.into())
     }
 }

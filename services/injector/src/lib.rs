@@ -50,7 +50,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let server = Server::new(&config, current, metrics)?;
     let listener = server::listen(config.listen_address).await?;
     let served = server.serve(listener, daemon.shutdown());
-    // The webhook serves reviews for `linger_seconds` longer than the socket.
+    // The webhook serves reviews for `SHUTDOWN_DELAY` longer than the socket.
     let (own, ()) = tokio::join!(daemon.server().serve(), served);
     own
 }

@@ -7,6 +7,7 @@
 use std::{
     io,
     sync::{Arc, PoisonError, RwLock},
+    time::Duration,
 };
 
 use inpod_injection::Injector;
@@ -17,6 +18,8 @@ use crate::{
     config::Config,
     metrics::Metrics,
 };
+
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The condition that readiness requires. The condition requires usable files, not the newest files: otherwise one
 /// invalid update would remove every replica from the Service.
@@ -75,7 +78,7 @@ pub(crate) async fn poll(
         reload_certificate(&config, &current, &mut last, &conditions, &metrics);
         reload_configuration(&config, &current, &mut last, &conditions, &metrics);
         conditions.set(SERVING, current.serving());
-        tokio::time::sleep(config.reload()).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

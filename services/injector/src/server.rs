@@ -46,7 +46,10 @@ const MAX_BODY_BYTES: usize = 6 * 1024 * 1024;
 /// pods are smaller, and are not delayed by clients that send large bodies or receive large responses slowly.
 const LARGE_BODY_BYTES: u64 = 64 * 1024;
 
-/// The size of a connection's buffers, of which `max_connections` may be full.
+/// At the limit, a new connection closes the one that has been idle for longest.
+const MAX_CONNECTIONS: usize = 512;
+
+/// The size of a connection's buffers, of which [`MAX_CONNECTIONS`] may be full.
 const MAX_BUFFER_BYTES: usize = 16 * 1024;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -54,6 +57,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time after which the webhook closes an idle connection. API servers close idle connections after 90 s
 /// (client-go's transport); if the webhook closed a connection earlier, a review could be lost.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How long the webhook serves after SIGTERM, because API servers learn late of a missing endpoint.
+const SHUTDOWN_DELAY: Duration = Duration::from_secs(5);
 
 /// The time for pending reviews at shutdown, or on an evicted connection.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -75,7 +81,6 @@ struct Inner {
     large_reviews: Arc<Semaphore>,
     connections: Arc<Connections>,
     deadline: Duration,
-    linger: Duration,
 }
 
 impl std::fmt::Debug for Inner {
@@ -101,7 +106,7 @@ impl Server {
         let mut tls =
             tls.with_cert_resolver(Arc::<CurrentCertificate>::clone(&current.certificate));
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let connections = Connections::new(config.max_connections.get(), metrics.evictions.clone());
+        let connections = Connections::new(MAX_CONNECTIONS, metrics.evictions.clone());
         Ok(Self(Arc::new(Inner {
             acceptor: TlsAcceptor::from(Arc::new(tls)),
             current,
@@ -110,17 +115,15 @@ impl Server {
             large_reviews: Arc::new(Semaphore::new(config.max_reviews.get())),
             connections,
             deadline: config.deadline(),
-            linger: config.linger(),
         })))
     }
 
-    /// Serves reviews until `linger_seconds` after the shutdown, then waits for the pending reviews.
+    /// Serves reviews until `SHUTDOWN_DELAY` after the shutdown, then waits for the pending reviews.
     pub async fn serve(self, listener: TcpListener, shutdown: Shutdown) {
         let last = shutdown.clone();
-        let linger = self.0.linger;
         let stop = async move {
             shutdown.requested().await;
-            sleep(linger).await;
+            sleep(SHUTDOWN_DELAY).await;
         };
         tokio::pin!(stop);
         loop {
@@ -165,7 +168,6 @@ impl Server {
         let Some(stream) = self.handshake(stream, &slot).await else {
             return;
         };
-        let linger = self.0.linger;
         let served = Arc::clone(&slot);
         let service = service_fn(move |request| {
             let (server, slot) = (self.clone(), Arc::clone(&served));
@@ -190,7 +192,7 @@ impl Server {
                 let limit = if slot.is_busy() { DRAIN_TIMEOUT } else { FLUSH_TIMEOUT };
                 drop(timeout(limit, connection).await);
             }
-            () = async { shutdown.requested().await; sleep(linger).await } => {
+            () = async { shutdown.requested().await; sleep(SHUTDOWN_DELAY).await } => {
                 connection.as_mut().graceful_shutdown();
                 drop(connection.await);
             }

@@ -109,6 +109,9 @@ cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- if hasKey (default dict .podEvents.settings) "inbound_capture" }}{{ $_ := set $no "podEvents.settings.inbound_capture" "no ztunnel since Istio 1.25 uses TPROXY, which was removed; remove this value" }}{{ end }}
 {{- if hasKey (default dict .podEvents.settings) "istio_metrics" }}{{ $_ := set $no "podEvents.settings.istio_metrics" "metrics have inpod's names only (inpod_pod_events_add_duration_seconds counts ADDs); remove this value" }}{{ end }}
 {{- if hasKey (default dict .ztunnelBroker.settings) "ztunnel_capabilities" }}{{ $_ := set $no "ztunnelBroker.settings.ztunnel_capabilities" "a ztunnel is known by its pod alone, whatever its capabilities; remove this value" }}{{ end }}
+{{- range $name := list "reload_seconds" "max_connections" "linger_seconds" }}
+{{- if hasKey (default dict $.injector.settings) $name }}{{ $_ := set $no (printf "injector.settings.%s" $name) "the injector always uses the former default; remove this value" }}{{ end }}
+{{- end }}
 {{- if and (eq (coalesce $global.hub .hub) "localhost") (ne (coalesce .pullPolicy $global.imagePullPolicy) "Never") }}{{ $_ := set $no "hub=localhost" "no registry has images there; set hub to the registry of your images, or pullPolicy=Never for images that are on every node" }}{{ end }}
 {{- if not (has .topology (list "combined" "split")) }}{{ $_ := set $no "topology" "must be combined or split" }}{{ end }}
 {{- if .metrics.podMonitor.enabled }}

@@ -83,10 +83,13 @@ const FIXED: [&str; 15] = [
 ];
 
 /// Settings of the previous release, which the chart refuses with a message.
-const REMOVED: [(&str, &str); 3] = [
+const REMOVED: [(&str, &str); 6] = [
     ("podEvents", "inbound_capture"),
     ("podEvents", "istio_metrics"),
     ("ztunnelBroker", "ztunnel_capabilities"),
+    ("injector", "reload_seconds"),
+    ("injector", "max_connections"),
+    ("injector", "linger_seconds"),
 ];
 
 fn settings(path: &str) -> BTreeSet<String> {

@@ -20,7 +20,7 @@ use crate::kube::injector::{
     webhook::{Webhook, pod},
 };
 
-/// The default of max_connections.
+/// The limit of the injector.
 const MAX_CONNECTIONS: usize = 512;
 
 /// An API server's shortest timeout, far below a connection's idle time.

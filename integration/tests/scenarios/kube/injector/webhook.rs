@@ -102,10 +102,6 @@ impl Webhook {
             "uid",
             "--log-level",
             "debug",
-            "--reload-seconds",
-            "1",
-            "--linger-seconds",
-            "1",
             "--deadline-seconds",
             "60",
         ]);
