@@ -1,7 +1,7 @@
 //! Translates AdmissionReviews (admission.k8s.io/v1) to requests for injection, and the results to responses.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use inpod_injection::{Injector, Request, SkipReason};
+use inpod_injection::{Injector, Request, SkipReason, error::excerpt};
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 
@@ -105,10 +105,6 @@ impl<'a> Review<'a> {
         let request = review.request;
         request.ok_or_else(|| "the AdmissionReview has no request".to_owned())
     }
-}
-
-fn excerpt(text: &str) -> String {
-    format!("{:?}", text.chars().take(64).collect::<String>())
 }
 
 pub fn answer(injector: &Injector, environment: &[(String, String)], body: &[u8]) -> Answer {

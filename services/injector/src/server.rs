@@ -46,10 +46,10 @@ const MAX_BODY_BYTES: usize = 6 * 1024 * 1024;
 /// pods are smaller, and are not delayed by clients that send large bodies or receive large responses slowly.
 const LARGE_BODY_BYTES: u64 = 64 * 1024;
 
-/// At the limit, a new connection closes the one that has been idle for longest.
+/// At the limit, a new connection closes the longest idle connection.
 const MAX_CONNECTIONS: usize = 512;
 
-/// The size of a connection's buffers, of which [`MAX_CONNECTIONS`] may be full.
+/// The size of a connection's buffers; the buffers of all [`MAX_CONNECTIONS`] may be full.
 const MAX_BUFFER_BYTES: usize = 16 * 1024;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::{
     config::Config,
     json::{annotation, label},
+    selector::Selector,
 };
 
 pub const SYSTEM_NAMESPACES: [&str; 4] = [
@@ -89,10 +90,7 @@ pub fn decide(config: &Config, pod: &Value, namespace: &str) -> Decision {
 }
 
 fn by_default(config: &Config, pod: &Value) -> Decision {
-    let any = |selectors: &[crate::selector::Selector]| {
-        let mut real = selectors.iter().filter(|selector| !selector.is_empty());
-        real.any(|selector| selector.selects(pod))
-    };
+    let any = |selectors: &[Selector]| selectors.iter().any(|it| it.selects(pod));
     if any(&config.never_inject_selector) {
         return Decision::Skip(SkipReason::NeverSelected);
     }

@@ -40,7 +40,7 @@ pub(crate) fn yaml_error(error: &serde_saphyr::Error) -> String {
 }
 
 /// Quotes the first characters of a text.
-pub(crate) fn excerpt(text: &str) -> String {
+pub fn excerpt(text: &str) -> String {
     let start: String = text.chars().take(64).collect();
     format!("{start:?}")
 }

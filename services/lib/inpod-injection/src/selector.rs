@@ -32,12 +32,11 @@ enum Operator {
 }
 
 impl Selector {
-    /// Returns whether the selector has no requirements and so is ignored (services/docs/facts/istio-sidecar.md, 6.3).
-    pub fn is_empty(&self) -> bool {
-        self.match_labels.is_empty() && self.match_expressions.is_empty()
-    }
-
+    /// Ignores a selector without requirements (services/docs/facts/istio-sidecar.md, 6.3).
     pub fn selects(&self, pod: &Value) -> bool {
+        if *self == Self::default() {
+            return false;
+        }
         let mut equal = self.match_labels.iter();
         let mut others = self.match_expressions.iter();
         equal.all(|(key, value)| label(pod, key) == Some(value)) && others.all(|it| it.holds(pod))

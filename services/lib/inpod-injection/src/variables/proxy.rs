@@ -55,13 +55,7 @@ pub(super) fn of_proxy(config: &Config, proxy: &ProxySettings, pod: &Value) -> P
         ),
         (
             "proxy.tunnel",
-            hbone.map_or(Value::Null, |it| {
-                if it == "true" {
-                    "http".into()
-                } else {
-                    Value::Null
-                }
-            }),
+            some(hbone.filter(|it| *it == "true").map_or("", |_| "http")),
         ),
     ]
 }
