@@ -17,8 +17,6 @@ pub struct CniDirs {
     pub conf_dir: PathBuf,
     /// The directories of plugins, in the order in which the runtime searches them.
     pub bin_dirs: Vec<PathBuf>,
-    /// The number of networks per pod (containerd's `max_conf_num`), 0 for all; `None` if unset.
-    pub max_networks: Option<i64>,
     pub origin: Origin,
 }
 
@@ -180,7 +178,6 @@ fn cni_dirs(config: RuntimeConfig, file: &Path) -> CniDirs {
         } else {
             dirs
         },
-        max_networks: config.max_networks,
         origin: Origin::File(file.to_owned()),
     }
 }
@@ -189,7 +186,6 @@ fn default_dirs() -> CniDirs {
     CniDirs {
         conf_dir: PathBuf::from("/etc/cni/net.d"),
         bin_dirs: vec![PathBuf::from("/opt/cni/bin")],
-        max_networks: None,
         origin: Origin::Default,
     }
 }
@@ -208,7 +204,6 @@ fn platform_dirs(root: &Path) -> CniDirs {
         .map_or_else(default_dirs, |platform| CniDirs {
             conf_dir: PathBuf::from(platform.conf_dir),
             bin_dirs: vec![PathBuf::from(platform.bin_dir)],
-            max_networks: None,
             origin: Origin::Platform(platform.name),
         })
 }
@@ -263,7 +258,7 @@ mod tests {
             ),
             (
                 "/etc/containerd/conf.d/1.toml",
-                "[plugins.cri.cni]\nconf_dir=\"/one\"\nmax_conf_num = 2",
+                "[plugins.cri.cni]\nconf_dir=\"/one\"",
             ),
             (
                 "/etc/containerd/conf.d/3.conf",
@@ -272,10 +267,7 @@ mod tests {
             ("/opt/one.toml", "[plugins.cri.cni]\nbin_dir=\"/last\""),
         ]);
         let (dirs, unreadable) = find_dirs(root.path());
-        assert_eq!(
-            (dirs.conf_dir.as_path(), dirs.max_networks),
-            (Path::new("/two"), Some(2))
-        );
+        assert_eq!(dirs.conf_dir, Path::new("/two"));
         assert_eq!(dirs.bin_dirs, [Path::new("/last")]);
         assert!(unreadable.is_empty(), "{unreadable:?}");
     }

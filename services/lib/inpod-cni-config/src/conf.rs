@@ -1,7 +1,7 @@
 //! The configuration of a single plugin (`.conf`, `.json`), which runtimes convert to a list.
 
 use crate::{
-    Conflist, Entry, Malformed,
+    Conflist, Malformed,
     conflist::{kind, last, object, wrong_type},
     json,
 };
@@ -55,13 +55,6 @@ impl Conf {
         list.extend_from_slice(b"]}\n");
         Conflist::parse(&list)
     }
-
-    pub fn to_entry(&self) -> Entry {
-        Entry {
-            kind: self.kind.clone(),
-            text: self.text.trim_ascii().to_owned(),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -74,10 +67,7 @@ mod tests {
         let list = Conf::parse(text).unwrap().to_list().unwrap();
         let expected = "{\"cniVersion\":\"1.0.0\",\"name\":\"a\\\"b\",\"plugins\":[{ \"type\":\"bridge\",\n \"cniVersion\": \"1.0.0\", \"name\" : \"a\\u0022b\", \"mtu\": 1e400 }]}\n";
         assert_eq!(String::from_utf8_lossy(list.text()), expected);
-        assert_eq!(
-            (list.name(), list.versions()),
-            ("a\"b", &["1.0.0".to_owned()][..])
-        );
+        assert_eq!(list.name(), "a\"b");
     }
 
     #[test]

@@ -12,9 +12,6 @@ use crate::{
 pub struct Conflist {
     text: Vec<u8>,
     name: String,
-    versions: Vec<String>,
-    disable_check: bool,
-    only_inlined: bool,
     /// The position of `plugins`, including the brackets.
     plugins: Span,
     entries: Vec<PluginSpan>,
@@ -52,8 +49,10 @@ impl Conflist {
         let members = object(text)?;
         let name = last(&members, "name").ok_or(Malformed::Missing("name"))?;
         let name = json::string(text, name).ok_or_else(|| wrong_type("name", "a string"))?;
-        let disable_check = boolean_member(text, &members, "disableCheck")?;
-        let only_inlined = boolean_member(text, &members, "loadOnlyInlinedPlugins")?;
+        for key in ["disableCheck", "loadOnlyInlinedPlugins"] {
+            check_boolean(text, &members, key)?;
+        }
+        check_versions(text, &members)?;
         let plugins = last(&members, "plugins").ok_or(Malformed::Missing("plugins"))?;
         let spans = json::elements(text, plugins).ok_or_else(|| wrong_type("plugins", "a list"))?;
         if spans.is_empty() {
@@ -61,9 +60,6 @@ impl Conflist {
         }
         Ok(Self {
             name,
-            versions: versions(text, &members)?,
-            disable_check,
-            only_inlined,
             plugins: plugins.clone(),
             entries: plugin_spans(text, spans)?,
             text: text.to_owned(),
@@ -78,21 +74,6 @@ impl Conflist {
         &self.name
     }
 
-    /// Returns `cniVersion` and `cniVersions` in order; a runtime uses the latest supported version.
-    pub fn versions(&self) -> &[String] {
-        &self.versions
-    }
-
-    /// Returns `disableCheck`, with which runtimes skip CHECK.
-    pub fn disables_check(&self) -> bool {
-        self.disable_check
-    }
-
-    /// Returns `loadOnlyInlinedPlugins`, with which runtimes ignore plugins in a directory of the network's name.
-    pub fn loads_only_inlined(&self) -> bool {
-        self.only_inlined
-    }
-
     pub fn plugins(&self) -> impl Iterator<Item = Plugin<'_>> {
         self.entries.iter().map(|plugin| Plugin {
             kind: &plugin.kind,
@@ -102,15 +83,6 @@ impl Conflist {
 
     pub fn plugin(&self, kind: &str) -> Option<Plugin<'_>> {
         self.plugins().find(|plugin| plugin.kind == kind)
-    }
-}
-
-impl Plugin<'_> {
-    pub fn to_entry(self) -> Entry {
-        Entry {
-            kind: self.kind.to_owned(),
-            text: self.text.to_owned(),
-        }
     }
 }
 
@@ -136,27 +108,26 @@ pub(crate) fn kind(text: &[u8], members: &[Member]) -> Option<String> {
     json::string(text, value).filter(|kind| !kind.is_empty())
 }
 
-fn boolean_member(text: &[u8], members: &[Member], key: &'static str) -> Result<bool, Malformed> {
-    let value = last(members, key);
-    value.map_or(Ok(false), |value| {
-        json::boolean(text, value).ok_or_else(|| wrong_type(key, "true or false"))
-    })
+fn check_boolean(text: &[u8], members: &[Member], key: &'static str) -> Result<(), Malformed> {
+    match last(members, key) {
+        Some(value) if !json::is_boolean(text, value) => Err(wrong_type(key, "true or false")),
+        Some(_) | None => Ok(()),
+    }
 }
 
-fn versions(text: &[u8], members: &[Member]) -> Result<Vec<String>, Malformed> {
-    let mut versions = Vec::new();
-    if let Some(value) = last(members, "cniVersion") {
-        versions
-            .push(json::string(text, value).ok_or_else(|| wrong_type("cniVersion", "a string"))?);
+fn check_versions(text: &[u8], members: &[Member]) -> Result<(), Malformed> {
+    let is_string = |value: &Span| json::string(text, value).is_some();
+    let are_strings = |list: &Span| {
+        let items = json::elements(text, list);
+        items.is_some_and(|items| items.iter().all(is_string))
+    };
+    if !last(members, "cniVersion").is_none_or(is_string) {
+        return Err(wrong_type("cniVersion", "a string"));
     }
-    if let Some(value) = last(members, "cniVersions") {
-        let expected = wrong_type("cniVersions", "a list of strings");
-        let items = json::elements(text, value).ok_or_else(|| expected.clone())?;
-        for item in items {
-            versions.push(json::string(text, &item).ok_or_else(|| expected.clone())?);
-        }
+    if !last(members, "cniVersions").is_none_or(are_strings) {
+        return Err(wrong_type("cniVersions", "a list of strings"));
     }
-    Ok(versions)
+    Ok(())
 }
 
 fn plugin_spans(text: &[u8], spans: Vec<Span>) -> Result<Vec<PluginSpan>, Malformed> {

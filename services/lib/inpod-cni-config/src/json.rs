@@ -83,16 +83,16 @@ pub(crate) fn string(text: &[u8], value: &Span) -> Option<String> {
     Some(serde_json::from_str(&quoted).unwrap_or_else(|_| quoted.into_owned()))
 }
 
-/// Parses a boolean or a string such as "true", as libcni does; returns `None` for other values.
-pub(crate) fn boolean(text: &[u8], value: &Span) -> Option<bool> {
-    let raw = text.get(value.clone())?;
-    let text_value =
-        string(text, value).unwrap_or_else(|| String::from_utf8_lossy(raw).into_owned());
-    match text_value.to_ascii_lowercase().as_str() {
-        "true" => Some(true),
-        "false" => Some(false),
-        _ => None,
-    }
+/// Returns whether the value is a boolean or a string such as "true", as libcni accepts.
+pub(crate) fn is_boolean(text: &[u8], value: &Span) -> bool {
+    let raw = || text.get(value.clone()).map(String::from_utf8_lossy);
+    let found = string(text, value).or_else(|| Some(raw()?.into_owned()));
+    let is = |name| {
+        found
+            .as_ref()
+            .is_some_and(|it| it.eq_ignore_ascii_case(name))
+    };
+    is("true") || is("false")
 }
 
 struct Reader<'a> {

@@ -7,52 +7,48 @@ pub struct Platform {
     pub name: &'static str,
     pub conf_dir: &'static str,
     pub bin_dir: &'static str,
-    pub source: &'static str,
 }
 
 /// The platforms with directories of their own; others have the defaults (EKS, AKS, kind, Talos).
 pub const PLATFORMS: &[Platform] = &[
+    // containerd and CRI-O have these defaults.
     Platform {
         name: "default",
         conf_dir: "/etc/cni/net.d",
         bin_dir: "/opt/cni/bin",
-        source: "defaults of containerd and CRI-O",
     },
+    // /opt/cni/bin is read-only there.
     Platform {
         name: "gke",
         conf_dir: "/etc/cni/net.d",
         bin_dir: "/home/kubernetes/bin",
-        source: "istio-cni, platform gke; /opt/cni/bin is read-only there",
     },
     Platform {
         name: "k3d",
         conf_dir: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
         bin_dir: "/bin",
-        source: "istio-cni, platform k3d",
     },
     Platform {
         name: "k3s",
         conf_dir: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
         bin_dir: "/var/lib/rancher/k3s/data/cni",
-        source: "istio-cni, platform k3s",
     },
     Platform {
         name: "microk8s",
         conf_dir: "/var/snap/microk8s/current/args/cni-network",
         bin_dir: "/var/snap/microk8s/current/opt/cni/bin",
-        source: "istio-cni, platform microk8s",
     },
+    // With the docker driver, network namespaces are in /var/run/docker/netns.
     Platform {
         name: "minikube",
         conf_dir: "/etc/cni/net.d",
         bin_dir: "/opt/cni/bin",
-        source: "istio-cni, platform minikube; with the docker driver its netns are in /var/run/docker/netns",
     },
+    // Multus calls the plugin, which stands alone.
     Platform {
         name: "openshift",
         conf_dir: "/etc/cni/multus/net.d",
         bin_dir: "/var/lib/cni/bin",
-        source: "istio-cni, platform openshift: standalone, Multus calls it",
     },
 ];
 

@@ -8,8 +8,6 @@ pub struct RuntimeConfig {
     pub conf_dir: Option<String>,
     /// The directories of plugins, in the order of the search.
     pub bin_dirs: Vec<String>,
-    /// The maximum number of networks (containerd's `max_conf_num`), 0 for all.
-    pub max_networks: Option<i64>,
     /// The imported files (containerd's `imports`), whose names may contain `*`.
     pub imports: Vec<String>,
 }
@@ -22,7 +20,6 @@ impl RuntimeConfig {
         if !later.bin_dirs.is_empty() {
             self.bin_dirs = later.bin_dirs;
         }
-        self.max_networks = later.max_networks.or(self.max_networks);
         self.imports.extend(later.imports);
         self
     }
@@ -50,7 +47,6 @@ pub fn containerd(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     Ok(RuntimeConfig {
         conf_dir: string_of(setting("conf_dir")),
         bin_dirs,
-        max_networks: setting("max_conf_num").and_then(Value::as_integer),
         imports: strings_of(file.get("imports")),
     })
 }
@@ -110,11 +106,10 @@ mod tests {
                 "{text}"
             );
         }
-        let setting =
-            containerd("imports = [\"/x/*.toml\"]\n[plugins.cri.cni]\nmax_conf_num = 0").unwrap();
+        let setting = containerd("imports = [\"/x/*.toml\"]\n[plugins.cri.cni]").unwrap();
         assert_eq!(
-            (setting.imports, setting.max_networks, setting.conf_dir),
-            (vec!["/x/*.toml".to_owned()], Some(0), None)
+            (setting.imports, setting.conf_dir),
+            (vec!["/x/*.toml".to_owned()], None)
         );
     }
 
