@@ -21,9 +21,9 @@ use crate::{
     probes,
     rules::{Ambient, Ipv6, Redirection},
 };
-use listeners::{Arrival, Listeners};
+use listeners::{APP, Arrival, DNS, DNS_UDP, HBONE, Listeners, OUTBOUND, PEER, PLAINTEXT};
 pub use network::TestNetworkError;
-use network::{APPLICATION, Packet, TestNetwork};
+use network::{APPLICATION, Sender, TestNetwork};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
@@ -147,65 +147,34 @@ fn try_family(
     family: Family,
     probe_sources: &[IpAddr],
 ) -> Vec<Check> {
-    let packets = packets(family, probe_sources);
-    let check = |(name, packet, wanted): (&str, Packet, Arrival)| Check {
+    let packets = packets(family, probe_sources).into_iter();
+    let check = |(name, sender, to, wanted)| Check {
         name: format!("{name} {family}"),
-        outcome: listeners.check_arrival(network.send(packet), wanted),
+        outcome: listeners.check_arrival(network.send(sender, to), wanted),
     };
-    packets.into_iter().map(check).collect()
+    packets.map(check).collect()
 }
 
-/// Returns the packets to send, each with the expected place of arrival.
-fn packets(family: Family, probe_sources: &[IpAddr]) -> Vec<(&'static str, Packet, Arrival)> {
+/// A packet to send, with its name, the destination, and the expected place of arrival.
+type Packet = (&'static str, Sender, (IpAddr, u16), Arrival);
+
+fn packets(family: Family, probe_sources: &[IpAddr]) -> Vec<Packet> {
     let (pod, peer) = (network::pod_address(family), network::peer_address(family));
     let (inside, outside) = ((pod, APPLICATION), (peer, APPLICATION));
-    let ztunnels = |source, to| Packet::FromZtunnel { source, to };
-    let from_peer = |source, to| Packet::FromPeer { source, to };
-    let hbone = (pod, INBOUND_HBONE_PORT);
+    let (hbone, dns) = ((pod, INBOUND_HBONE_PORT), (peer, DNS_PORT));
     let mut packets = vec![
-        ("outbound", Packet::FromPod(outside), Arrival::Outbound),
-        (
-            "outbound of ztunnel",
-            ztunnels(None, outside),
-            Arrival::Peer,
-        ),
-        ("inbound", from_peer(None, inside), Arrival::Plaintext),
-        (
-            "inbound from a ztunnel",
-            from_peer(None, hbone),
-            Arrival::Hbone,
-        ),
-        (
-            "pod to itself",
-            Packet::FromPod(inside),
-            Arrival::Application,
-        ),
-        (
-            "reply to ztunnel",
-            ztunnels(Some(peer), inside),
-            Arrival::Application,
-        ),
-        (
-            "DNS over TCP",
-            Packet::FromPod((peer, DNS_PORT)),
-            Arrival::Dns,
-        ),
-        (
-            "DNS over UDP",
-            Packet::DnsQuery((peer, DNS_PORT)),
-            Arrival::DnsUdp,
-        ),
+        ("outbound", Sender::Pod, outside, OUTBOUND),
+        ("outbound of ztunnel", Sender::Ztunnel(None), outside, PEER),
+        ("inbound", Sender::Peer(None), inside, PLAINTEXT),
+        ("inbound from a ztunnel", Sender::Peer(None), hbone, HBONE),
+        ("pod to itself", Sender::Pod, inside, APP),
+        ("reply to ztunnel", Sender::Ztunnel(Some(peer)), inside, APP),
+        ("DNS over TCP", Sender::Pod, dns, DNS),
+        ("DNS over UDP", Sender::PodUdp, dns, DNS_UDP),
     ];
-    let is_of_family = |source: &&IpAddr| Family::of(**source) == family;
-    let source = probe_sources.iter().find(is_of_family);
-    let probe = |source: &IpAddr| {
-        (
-            "host probe",
-            from_peer(Some(*source), inside),
-            Arrival::Application,
-        )
-    };
-    packets.extend(source.map(probe));
+    let is_of_family = |source: &IpAddr| Family::of(*source) == family;
+    let source = probe_sources.iter().copied().find(is_of_family);
+    packets.extend(source.map(|_| ("host probe", Sender::Peer(source), inside, APP)));
     packets
 }
 

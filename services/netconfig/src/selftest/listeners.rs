@@ -1,97 +1,66 @@
 use std::{
     fmt, io,
-    net::{SocketAddr, TcpListener, UdpSocket},
-    os::fd::{AsFd as _, BorrowedFd},
+    mem::MaybeUninit,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::AsFd as _,
     time::{Duration, Instant},
 };
 
-use inpod_linux::Netns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use socket2::Socket;
 
-use super::network::{APPLICATION, Sent, TestNetwork, open_inside};
-use crate::marks::{
-    DNS_PORT, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, ZTUNNEL_DNS_PORT,
+use super::network::{APPLICATION, Sent, Side, TestNetwork};
+use crate::{
+    inspect::Protocol,
+    marks::{
+        DNS_PORT, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, ZTUNNEL_DNS_PORT,
+    },
 };
 
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The maximum number of connections that wait to be accepted.
+const BACKLOG: i32 = 16;
+
+pub(super) const OUTBOUND: Arrival = Arrival(Protocol::Tcp, OUTBOUND_PORT, Side::Pod);
+pub(super) const PLAINTEXT: Arrival = Arrival(Protocol::Tcp, INBOUND_PLAINTEXT_PORT, Side::Pod);
+pub(super) const HBONE: Arrival = Arrival(Protocol::Tcp, INBOUND_HBONE_PORT, Side::Pod);
+pub(super) const DNS: Arrival = Arrival(Protocol::Tcp, ZTUNNEL_DNS_PORT, Side::Pod);
+pub(super) const DNS_UDP: Arrival = Arrival(Protocol::Udp, ZTUNNEL_DNS_PORT, Side::Pod);
+pub(super) const APP: Arrival = Arrival(Protocol::Tcp, APPLICATION, Side::Pod);
+pub(super) const PEER: Arrival = Arrival(Protocol::Tcp, APPLICATION, Side::Peer);
+const PEER_DNS: Arrival = Arrival(Protocol::Tcp, DNS_PORT, Side::Peer);
+const PEER_UDP: Arrival = Arrival(Protocol::Udp, DNS_PORT, Side::Peer);
+
+const ALL: [Arrival; 9] = [
+    OUTBOUND, PLAINTEXT, HBONE, DNS, DNS_UDP, APP, PEER, PEER_DNS, PEER_UDP,
+];
+
 /// The socket at which a packet has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arrival {
-    Outbound,
-    Plaintext,
-    Hbone,
-    Dns,
-    DnsUdp,
-    Application,
-    Peer,
-    PeerDns,
-    PeerDnsUdp,
-}
-
-impl Arrival {
-    const ALL: [Self; 9] = [
-        Self::Outbound,
-        Self::Plaintext,
-        Self::Hbone,
-        Self::Dns,
-        Self::DnsUdp,
-        Self::Application,
-        Self::Peer,
-        Self::PeerDns,
-        Self::PeerDnsUdp,
-    ];
-
-    fn port(self) -> u16 {
-        match self {
-            Self::Outbound => OUTBOUND_PORT,
-            Self::Plaintext => INBOUND_PLAINTEXT_PORT,
-            Self::Hbone => INBOUND_HBONE_PORT,
-            Self::Dns | Self::DnsUdp => ZTUNNEL_DNS_PORT,
-            Self::Application | Self::Peer => APPLICATION,
-            Self::PeerDns | Self::PeerDnsUdp => DNS_PORT,
-        }
-    }
-
-    fn is_peer(self) -> bool {
-        matches!(self, Self::Peer | Self::PeerDns | Self::PeerDnsUdp)
-    }
-
-    fn is_udp(self) -> bool {
-        matches!(self, Self::DnsUdp | Self::PeerDnsUdp)
-    }
-}
+pub(super) struct Arrival(Protocol, u16, Side);
 
 impl fmt::Display for Arrival {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let side = if self.is_peer() { "peer" } else { "pod" };
-        let protocol = if self.is_udp() { "UDP" } else { "TCP" };
-        write!(f, "{protocol} port {} of the {side}", self.port())
+        let Self(protocol, port, side) = self;
+        let protocol = match protocol {
+            Protocol::Tcp => "TCP",
+            Protocol::Udp => "UDP",
+        };
+        let side = match side {
+            Side::Pod => "pod",
+            Side::Peer => "peer",
+        };
+        write!(f, "{protocol} port {port} of the {side}")
     }
 }
 
-enum Listener {
-    Tcp(TcpListener),
-    Udp(UdpSocket),
-}
-
-pub(super) struct Listeners(Vec<(Arrival, Listener)>);
+pub(super) struct Listeners(Vec<(Arrival, Socket)>);
 
 impl Listeners {
     pub(super) fn open(network: &TestNetwork) -> io::Result<Self> {
-        let open = |at: Arrival| {
-            let netns = if at.is_peer() {
-                &network.peer
-            } else {
-                &network.pod
-            };
-            Ok((at, Listener::open(netns, at, network.has_ipv6)?))
-        };
-        Arrival::ALL
-            .into_iter()
-            .map(open)
-            .collect::<io::Result<_>>()
-            .map(Self)
+        let listeners = ALL.map(|at| Ok((at, listen(network, at)?)));
+        listeners.into_iter().collect::<io::Result<_>>().map(Self)
     }
 
     /// Describes the observation as text; an error adds the expectation.
@@ -123,7 +92,7 @@ impl Listeners {
                 return Ok(None);
             }
             for (at, listener) in self.readable(left)? {
-                match listener.receive() {
+                match receive(at, listener) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     taken => return Ok(Some((at, taken?))),
                 }
@@ -131,9 +100,9 @@ impl Listeners {
         }
     }
 
-    fn readable(&self, timeout: Duration) -> io::Result<Vec<(Arrival, &Listener)>> {
+    fn readable(&self, timeout: Duration) -> io::Result<Vec<(Arrival, &Socket)>> {
         let listeners = self.0.iter();
-        let fds = listeners.clone().map(|(_, listener)| listener.fd());
+        let fds = listeners.clone().map(|(_, listener)| listener.as_fd());
         let mut watched: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
         poll(&mut watched, timeout)?;
@@ -144,35 +113,29 @@ impl Listeners {
     }
 }
 
-impl Listener {
-    /// Listens on all addresses of both families, as ztunnel does.
-    fn open(netns: &Netns, at: Arrival, has_ipv6: bool) -> io::Result<Self> {
-        let every = if has_ipv6 { "[::]" } else { "0.0.0.0" };
-        let address = format!("{every}:{}", at.port());
-        if at.is_udp() {
-            let socket = open_inside(netns, || UdpSocket::bind(&address))?;
-            socket.set_nonblocking(true)?;
-            Ok(Self::Udp(socket))
-        } else {
-            let listener = open_inside(netns, || TcpListener::bind(&address))?;
-            listener.set_nonblocking(true)?;
-            Ok(Self::Tcp(listener))
-        }
+/// Listens on all addresses of both families, as ztunnel does.
+fn listen(network: &TestNetwork, at: Arrival) -> io::Result<Socket> {
+    let Arrival(protocol, port, side) = at;
+    let every: IpAddr = match network.has_ipv6 {
+        true => Ipv6Addr::UNSPECIFIED.into(),
+        false => Ipv4Addr::UNSPECIFIED.into(),
+    };
+    let address = SocketAddr::new(every, port);
+    let socket = network.open_socket(side, protocol, address)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    if protocol == Protocol::Tcp {
+        socket.listen(BACKLOG)?;
     }
+    Ok(socket)
+}
 
-    fn fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Tcp(listener) => listener.as_fd(),
-            Self::Udp(socket) => socket.as_fd(),
-        }
-    }
-
-    /// Accepts one connection or datagram without a reply, and returns the source address.
-    fn receive(&self) -> io::Result<SocketAddr> {
-        let from = match self {
-            Self::Tcp(listener) => listener.accept()?.1,
-            Self::Udp(socket) => socket.recv_from(&mut [0; 16])?.1,
-        };
-        Ok(SocketAddr::new(from.ip().to_canonical(), from.port()))
-    }
+/// Accepts one connection or datagram without a reply, and returns the source address.
+fn receive(Arrival(protocol, ..): Arrival, socket: &Socket) -> io::Result<SocketAddr> {
+    let from = match protocol {
+        Protocol::Tcp => socket.accept()?.1,
+        Protocol::Udp => socket.recv_from(&mut [MaybeUninit::uninit(); 16])?.1,
+    };
+    let from = from.as_socket().ok_or(io::ErrorKind::InvalidData)?;
+    Ok(SocketAddr::new(from.ip().to_canonical(), from.port()))
 }

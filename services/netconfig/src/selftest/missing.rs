@@ -75,23 +75,23 @@ fn chain(kind: Kind, rule: Vec<Expr>) -> Chain {
 }
 
 fn write_and_delete(nftables: &mut Nftables, table: Table) -> Result<(), KernelError> {
-    let id = table.id();
+    let delete = vec![table.id()];
     let create = vec![NewTable {
         table,
         comment: String::new(),
     }];
-    let written = Change {
+    let mut write = |change| {
+        let generation = nftables.generation()?;
+        nftables.change(generation, &change)
+    };
+    write(Change {
         create,
         ..Change::default()
-    };
-    let generation = nftables.generation()?;
-    nftables.change(generation, &written)?;
-    let deleted = Change {
-        delete: vec![id],
+    })?;
+    write(Change {
+        delete,
         ..Change::default()
-    };
-    let generation = nftables.generation()?;
-    nftables.change(generation, &deleted)
+    })
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsFd as _, AsRawFd as _},
     time::Duration,
 };
@@ -14,10 +14,11 @@ use netlink_bindings::{
     rt_route::{self, Rtmsg},
 };
 use nix::sys::socket::SockProtocol;
-use socket2::{Domain, Protocol, Socket as Plain, Type};
+use socket2::{Domain, Socket as Plain, Type};
 
 use crate::{
     family::Family,
+    inspect::Protocol,
     marks::FROM_ZTUNNEL,
     netlink::{
         KernelError, Socket,
@@ -57,31 +58,25 @@ pub(super) struct TestNetwork {
     pub(super) has_ipv6: bool,
 }
 
-/// A packet to send, with the address and the port of the destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Pod,
+    Peer,
+}
+
+/// The sender of a packet. A ztunnel and the peer may use another source address than their own.
 #[derive(Clone, Copy)]
-pub(super) enum Packet {
-    FromPod((IpAddr, u16)),
-    /// A packet from ztunnel, which may use another source address.
-    FromZtunnel {
-        source: Option<IpAddr>,
-        to: (IpAddr, u16),
-    },
-    FromPeer {
-        source: Option<IpAddr>,
-        to: (IpAddr, u16),
-    },
-    DnsQuery((IpAddr, u16)),
+pub(super) enum Sender {
+    Pod,
+    PodUdp,
+    Ztunnel(Option<IpAddr>),
+    Peer(Option<IpAddr>),
 }
 
 /// A sent packet, with the socket that must stay open for the packet to arrive.
 pub(super) struct Sent {
     pub(super) from: SocketAddr,
-    _connection: Connection,
-}
-
-enum Connection {
-    Tcp { _stream: TcpStream },
-    Udp { _socket: UdpSocket },
+    _socket: Plain,
 }
 
 /// Returns the pod's address, a documentation address (RFC 5737, RFC 3849).
@@ -143,52 +138,53 @@ impl TestNetwork {
         }
     }
 
-    pub(super) fn send(&self, packet: Packet) -> io::Result<Sent> {
-        match packet {
-            Packet::FromPod(to) => connect(&self.pod, false, None, to.into()),
-            Packet::FromZtunnel { source, to } => connect(&self.pod, true, source, to.into()),
-            Packet::FromPeer { source, to } => connect(&self.peer, false, source, to.into()),
-            Packet::DnsQuery(to) => self.send_query(to.into()),
-        }
+    pub(super) fn open_socket(
+        &self,
+        side: Side,
+        protocol: Protocol,
+        to: SocketAddr,
+    ) -> io::Result<Plain> {
+        let netns = match side {
+            Side::Pod => &self.pod,
+            Side::Peer => &self.peer,
+        };
+        let kind = match protocol {
+            Protocol::Tcp => Type::STREAM,
+            Protocol::Udp => Type::DGRAM,
+        };
+        open_inside(netns, || Plain::new(Domain::for_address(to), kind, None))
     }
 
-    fn send_query(&self, to: SocketAddr) -> io::Result<Sent> {
-        let from = SocketAddr::from((pod_address(Family::of(to.ip())), 0));
-        let socket = open_inside(&self.pod, || UdpSocket::bind(from))?;
-        socket.send_to(b"?", to)?;
+    pub(super) fn send(&self, from: Sender, to: (IpAddr, u16)) -> io::Result<Sent> {
+        let to = SocketAddr::from(to);
+        let (side, protocol, source) = match from {
+            Sender::Pod => (Side::Pod, Protocol::Tcp, None),
+            Sender::PodUdp => (Side::Pod, Protocol::Udp, None),
+            Sender::Ztunnel(source) => (Side::Pod, Protocol::Tcp, source),
+            Sender::Peer(source) => (Side::Peer, Protocol::Tcp, source),
+        };
+        let socket = self.open_socket(side, protocol, to)?;
+        if let Sender::Ztunnel(_) = from {
+            socket.set_mark(FROM_ZTUNNEL.value())?;
+        }
+        if let Some(source) = source {
+            bind_source(&socket, source)?;
+        }
+        socket.connect_timeout(&to.into(), CONNECT_TIMEOUT)?;
+        if protocol == Protocol::Udp {
+            socket.send(b"?")?;
+        }
+        let from = socket.local_addr()?.as_socket();
         Ok(Sent {
-            from: socket.local_addr()?,
-            _connection: Connection::Udp { _socket: socket },
+            from: from.ok_or(io::ErrorKind::AddrNotAvailable)?,
+            _socket: socket,
         })
     }
 }
 
 /// Opens a socket, which belongs to the given netns even when used from another netns.
-pub(super) fn open_inside<T>(netns: &Netns, open: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+fn open_inside<T>(netns: &Netns, open: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     netns.within(open).map_err(io::Error::other)?
-}
-
-fn connect(
-    netns: &Netns,
-    is_ztunnels: bool,
-    source: Option<IpAddr>,
-    to: SocketAddr,
-) -> io::Result<Sent> {
-    let socket = open_inside(netns, || {
-        Plain::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))
-    })?;
-    if is_ztunnels {
-        socket.set_mark(FROM_ZTUNNEL.value())?;
-    }
-    if let Some(source) = source {
-        bind_source(&socket, source)?;
-    }
-    socket.connect_timeout(&to.into(), CONNECT_TIMEOUT)?;
-    let stream = TcpStream::from(socket);
-    Ok(Sent {
-        from: stream.local_addr()?,
-        _connection: Connection::Tcp { _stream: stream },
-    })
 }
 
 fn bind_source(socket: &Plain, source: IpAddr) -> io::Result<()> {
