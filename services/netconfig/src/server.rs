@@ -286,9 +286,9 @@ impl NetconfigService for Handler {
         request: Request<ListListenersRequest>,
     ) -> Answer<ListListenersResponse> {
         let (peer, target) = (peer::of_request(&request), request.into_inner().target);
-        let answer = self
-            .inspect_target(&peer, target, inspect::listeners)
-            .await?;
+        let target = target.map(inspect::to_inspect_target);
+        let list = |netns: &_, _: Option<&_>| inspect::listeners(netns);
+        let answer = self.inspect_target(&peer, target, list).await?;
         Ok(Response::new(ListListenersResponse {
             instance_id: self.instance_id.clone(),
             ..answer
@@ -383,13 +383,13 @@ impl NetconfigService for Handler {
     ) -> Answer<InspectNetnsResponse> {
         let (peer, request) = (peer::of_request(&request), request.into_inner());
         let (claims, writer) = (Arc::clone(&self.claims), Arc::clone(&self.writer));
-        let inspect = move |subject: &_| {
+        let inspect = move |netns: &_, claim: Option<&_>| {
             if request.captured_flows_only {
-                inspect::inspect_captured_flows(subject)
+                inspect::inspect_captured_flows(netns)
             } else if request.processes_only {
-                inspect::inspect_processes(subject)
+                inspect::inspect_processes(netns, claim)
             } else {
-                inspect::inspect(subject, &claims, &writer)
+                inspect::inspect(netns, claim, &claims, &writer)
             }
         };
         let answer = self.inspect_target(&peer, request.target, inspect).await?;
