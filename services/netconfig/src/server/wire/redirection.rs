@@ -13,7 +13,7 @@ use tonic::Status;
 use super::{missing, refuse};
 use crate::{
     marks::INBOUND_HBONE_PORT,
-    rules::{Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Redirection},
+    rules::{Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Network, Redirection},
 };
 
 /// The maximum number of exclusions, since every new connection passes a rule per exclusion.
@@ -90,8 +90,7 @@ fn unknown_value(field: &'static str, number: i32) -> Invalid {
 }
 
 fn interfaces(field: &'static str, names: &[String]) -> Result<Vec<InterfaceName>, Invalid> {
-    check_length(field, names, MAX_INTERFACES)?;
-    parse_all(field, names)
+    parse_texts(field, MAX_INTERFACES, names)
 }
 
 fn exclusions(wanted: &v1::Exclusions) -> Result<Exclusions, Invalid> {
@@ -117,66 +116,51 @@ fn exclusions(wanted: &v1::Exclusions) -> Result<Exclusions, Invalid> {
 }
 
 fn ports(field: &'static str, numbers: &[u32]) -> Result<Vec<NonZeroU16>, Invalid> {
-    check_length(field, numbers, MAX_EXCLUSIONS)?;
-    let port = |number: &u32| {
+    parse_all(field, MAX_EXCLUSIONS, numbers, |number| {
         let port = u16::try_from(*number).ok().and_then(NonZeroU16::new);
-        port.ok_or_else(|| {
-            Invalid::new(
-                field,
-                format!("{field}: {number} is not a port (1 to 65535)"),
-            )
-        })
-    };
-    reject_duplicates(field, numbers.iter().map(port).collect::<Result<_, _>>()?)
+        port.ok_or_else(|| format!("{number} is not a port (1 to 65535)"))
+    })
 }
 
-fn networks<T: FromStr<Err: Display> + PartialEq + Display>(
+fn networks(field: &'static str, texts: &[String]) -> Result<Vec<Network>, Invalid> {
+    parse_texts(field, MAX_EXCLUSIONS, texts)
+}
+
+fn parse_texts<T: FromStr<Err: Display> + PartialEq + Display>(
     field: &'static str,
+    max: usize,
     texts: &[String],
 ) -> Result<Vec<T>, Invalid> {
-    check_length(field, texts, MAX_EXCLUSIONS)?;
-    parse_all(field, texts)
+    parse_all(field, max, texts, |text| parse_text(text))
 }
 
-fn parse_all<T: FromStr<Err: Display> + PartialEq + Display>(
+/// Shortens the text in an error, because errors travel in headers, whose size is limited.
+fn parse_text<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
+    let shortened = || text.chars().take(64).collect::<String>();
+    text.parse()
+        .map_err(|why| format!("{:?} {why}", shortened()))
+}
+
+/// Parses entries, and refuses duplicates. Refuses too many entries before the entries are parsed.
+fn parse_all<S, T: PartialEq + Display>(
     field: &'static str,
-    texts: &[String],
+    max: usize,
+    entries: &[S],
+    parse: impl Fn(&S) -> Result<T, String>,
 ) -> Result<Vec<T>, Invalid> {
-    let parse = |text: &String| {
-        let parsed = text.parse();
-        parsed.map_err(|why| Invalid::new(field, format!("{field}: {:?} {why}", truncate(text))))
-    };
-    reject_duplicates(field, texts.iter().map(parse).collect::<Result<_, _>>()?)
-}
-
-/// Shortens a text for an error, because errors travel in headers, whose size is limited.
-fn truncate(text: &str) -> String {
-    text.chars().take(64).collect()
-}
-
-/// Refuses too many entries before the entries are parsed.
-fn check_length<T>(field: &'static str, entries: &[T], max: usize) -> Result<(), Invalid> {
     let found = entries.len();
     if found > max {
         let why = format!("{field} has {found} entries, at most {max} are allowed");
         return Err(Invalid::new(field, why));
     }
-    Ok(())
-}
-
-fn reject_duplicates<T: PartialEq + Display>(
-    field: &'static str,
-    entries: Vec<T>,
-) -> Result<Vec<T>, Invalid> {
-    for (at, entry) in entries.iter().enumerate() {
-        if entries.iter().take(at).any(|earlier| earlier == entry) {
-            return Err(Invalid::new(
-                field,
-                format!("{field}: {entry} is listed twice"),
-            ));
-        }
+    let refused = |why| Invalid::new(field, format!("{field}: {why}"));
+    let parsed: Result<Vec<_>, _> = entries.iter().map(parse).collect();
+    let parsed = parsed.map_err(refused)?;
+    let is_repeated = |(at, entry): &(usize, &T)| parsed.iter().take(*at).any(|it| it == *entry);
+    match parsed.iter().enumerate().find(is_repeated) {
+        Some((_, entry)) => Err(refused(format!("{entry} is listed twice"))),
+        None => Ok(parsed),
     }
-    Ok(entries)
 }
 
 #[cfg(test)]

@@ -1,10 +1,9 @@
-use std::{fmt::Display, net::IpAddr, num::NonZeroU16, str::FromStr};
+use std::{net::IpAddr, num::NonZeroU16};
 
 use inpod_proto::{Invalid, netconfig::v1};
 
 use super::{
-    check_length, inbound_capture_of, interfaces, ipv6_of, networks, ports, reject_duplicates,
-    truncate,
+    inbound_capture_of, interfaces, ipv6_of, networks, parse_all, parse_text, parse_texts, ports,
 };
 use crate::rules::{Loopback, Network, Owner, Selection, Sidecar};
 
@@ -77,10 +76,8 @@ fn outbound_networks(wanted: v1::NetworkSelection) -> Result<Selection<Network>,
 
 fn servers(wanted: v1::DnsSelection) -> Result<Selection<IpAddr>, Invalid> {
     let v1::DnsSelection { all, servers } = wanted;
-    check_length(DNS_SERVERS, &servers, MAX_ENTRIES)?;
-    let server = |text: &String| parse_one(DNS_SERVERS, text);
-    let these = servers.iter().map(server).collect::<Result<_, _>>()?;
-    selection(DNS_SERVERS, all, reject_duplicates(DNS_SERVERS, these)?)
+    let these = parse_texts(DNS_SERVERS, MAX_ENTRIES, &servers)?;
+    selection(DNS_SERVERS, all, these)
 }
 
 /// Refuses a selection of all in combination with entries.
@@ -96,24 +93,16 @@ fn selection<T>(field: &'static str, all: bool, these: Vec<T>) -> Result<Selecti
 }
 
 fn owners(field: &'static str, numbers: &[u32]) -> Result<Vec<Owner>, Invalid> {
-    check_length(field, numbers, MAX_ENTRIES)?;
-    let owner = |number: &u32| {
-        let why = || format!("{field}: {number} is not a user or group id");
-        Owner::new(*number).ok_or_else(|| Invalid::new(field, why()))
-    };
-    reject_duplicates(field, numbers.iter().map(owner).collect::<Result<_, _>>()?)
+    parse_all(field, MAX_ENTRIES, numbers, |number| {
+        Owner::new(*number).ok_or_else(|| format!("{number} is not a user or group id"))
+    })
 }
 
 fn loopback(text: &str) -> Result<Loopback, Invalid> {
     if text.is_empty() {
         return Ok(Loopback::default());
     }
-    parse_one(LOOPBACK, text)
-}
-
-fn parse_one<T: FromStr<Err: Display>>(field: &'static str, text: &str) -> Result<T, Invalid> {
-    let refused = |why| Invalid::new(field, format!("{field}: {:?} {why}", truncate(text)));
-    text.parse().map_err(refused)
+    parse_text(text).map_err(|why| Invalid::new(LOOPBACK, format!("{LOOPBACK}: {why}")))
 }
 
 #[cfg(test)]
