@@ -2,10 +2,13 @@
 
 use netlink_bindings::{
     rt_link::{self, Ifinfomsg},
+    rt_route::{self, IterableRouteAttrs, OpGetrouteDump, Rtmsg},
+    rt_rule::{self, FibRuleAttrs, FibRuleHdr, IterableFibRuleAttrs, OpGetruleDump},
     traits::NetlinkRequest,
 };
 
 use super::{KernelError, Socket, retry_on_race};
+use crate::family::Family;
 
 /// The origin of inpod's routes and ip rules, an unassigned number (rtnetlink(7), "rtm_protocol"; known numbers are
 /// in /etc/iproute2/rt_protos). Even after a restart, the origin distinguishes inpod's items from equal foreign
@@ -40,6 +43,42 @@ impl Socket {
         self.execute("set an interface up", &request)
     }
 
+    pub(crate) fn for_each_route(
+        &mut self,
+        act: &str,
+        family: Family,
+        mut visit: impl FnMut(&Rtmsg, &IterableRouteAttrs<'_>),
+    ) -> Result<(), KernelError> {
+        let header = Rtmsg {
+            rtm_family: family.number(),
+            ..Rtmsg::new()
+        };
+        let request = rt_route::Request::new().op_getroute_dump(&header);
+        for payload in self.dump_family(act, &request)? {
+            let (header, attributes) = OpGetrouteDump::decode_reply(&payload);
+            visit(&header, &attributes);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn for_each_rule(
+        &mut self,
+        act: &str,
+        family: Family,
+        mut visit: impl FnMut(&FibRuleHdr, IterableFibRuleAttrs<'_>),
+    ) -> Result<(), KernelError> {
+        let header = FibRuleHdr {
+            family: family.number(),
+            ..FibRuleHdr::new()
+        };
+        let request = rt_rule::Request::new().op_getrule_dump(&header);
+        for payload in self.dump_family(act, &request)? {
+            let (header, attributes) = OpGetruleDump::decode_reply(&payload);
+            visit(&header, attributes);
+        }
+        Ok(())
+    }
+
     /// Dumps routes or ip rules, and repeats dumps that changed meanwhile. Returns an empty list for IPv6 on
     /// kernels without IPv6.
     pub(crate) fn dump_family<R: NetlinkRequest>(
@@ -52,4 +91,18 @@ impl Socket {
             result => result,
         }
     }
+}
+
+/// Returns whether the attribute restricts an ip rule by anything but addresses, mark and inbound interface.
+pub(crate) fn narrows(attribute: &FibRuleAttrs<'_>) -> bool {
+    matches!(
+        attribute,
+        FibRuleAttrs::Oifname(_)
+            | FibRuleAttrs::UidRange(_)
+            | FibRuleAttrs::IpProto(_)
+            | FibRuleAttrs::SportRange(_)
+            | FibRuleAttrs::DportRange(_)
+            | FibRuleAttrs::TunId(_)
+            | FibRuleAttrs::L3mdev(_)
+    )
 }

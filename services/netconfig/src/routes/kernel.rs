@@ -10,11 +10,9 @@ use std::{
 
 use netlink_bindings::{
     rt_addr::{self, Ifaddrmsg, IterableAddrAttrs, OpGetaddrDump},
-    rt_route::{self, IterableRouteAttrs, OpGetrouteDump, Rtmsg},
-    rt_rule::{
-        self, FibRuleAttrs, FibRuleHdr, IterableFibRuleAttrs, OpGetruleDump, PushFibRuleAttrs,
-    },
-    traits::{NetlinkRequest, Pusher},
+    rt_route::{self, IterableRouteAttrs, Rtmsg},
+    rt_rule::{self, FibRuleHdr, IterableFibRuleAttrs, PushFibRuleAttrs},
+    traits::{NetlinkRequest as _, Pusher},
 };
 use nix::sys::socket::SockProtocol;
 
@@ -24,7 +22,7 @@ use crate::{
     marks::{FROM_PROXY, FROM_ZTUNNEL, Mark, PROXY_TABLE, RULE_PRIORITY, TO_ZTUNNEL},
     netlink::{
         KernelError, Socket,
-        route::{PROTOCOL, SCOPE_HOST, SCOPE_UNIVERSE, TO_TABLE, TYPE_LOCAL},
+        route::{PROTOCOL, SCOPE_HOST, SCOPE_UNIVERSE, TO_TABLE, TYPE_LOCAL, narrows},
     },
     rules::sidecar::PASSTHROUGH_V6,
 };
@@ -69,51 +67,33 @@ impl Routes {
     }
 
     fn read_routes(&mut self, family: Family, routing: &mut Routing) -> Result<(), KernelError> {
-        let header = Rtmsg {
-            rtm_family: family.number(),
-            ..Rtmsg::new()
-        };
-        let request = rt_route::Request::new().op_getroute_dump(&header);
-        for payload in self
-            .0
-            .dump_family(&format!("read the {family} routes"), &request)?
-        {
-            let (header, attributes) = OpGetrouteDump::decode_reply(&payload);
+        let act = format!("read the {family} routes");
+        self.0.for_each_route(&act, family, |header, attributes| {
             let mut recipients = Recipient::ALL.into_iter();
             if let Some(recipient) =
-                recipients.find(|recipient| is_route(*recipient, family, &header, &attributes))
+                recipients.find(|recipient| is_route(*recipient, family, header, attributes))
             {
                 routing.record((family, Part::Route(recipient)), header.rtm_protocol);
             }
-        }
-        Ok(())
+        })
     }
 
     fn read_rules(&mut self, family: Family, routing: &mut Routing) -> Result<(), KernelError> {
-        let header = FibRuleHdr {
-            family: family.number(),
-            ..FibRuleHdr::new()
-        };
-        let request = rt_rule::Request::new().op_getrule_dump(&header);
-        for payload in self
-            .0
-            .dump_family(&format!("read the {family} ip rules"), &request)?
-        {
-            let (header, attributes) = OpGetruleDump::decode_reply(&payload);
+        let act = format!("read the {family} ip rules");
+        self.0.for_each_rule(&act, family, |header, attributes| {
             let mut recipients = Recipient::ALL.into_iter();
             if let Some(recipient) =
-                recipients.find(|recipient| is_rule(*recipient, &header, attributes))
+                recipients.find(|recipient| is_rule(*recipient, header, attributes))
             {
                 let protocol = attributes.get_protocol().unwrap_or(0);
                 routing.record((family, Part::Rule(recipient)), protocol);
-            } else if let Some(priority) = incumbents_priority(&header, attributes) {
+            } else if let Some(priority) = incumbents_priority(header, attributes) {
                 let rule = (family, Part::IncumbentRule(priority));
                 routing.incumbents.push(rule);
             } else if let Some((priority, mark)) = rule_before_main(attributes) {
                 routing.foreign_rules.push((family, priority, mark));
             }
-        }
-        Ok(())
+        })
     }
 
     /// Reads the addresses of `lo`. Linux reports protocols of addresses since 5.18; the address that the kernel
@@ -217,18 +197,14 @@ impl Routes {
     }
 
     fn has_local_route(&mut self) -> Result<bool, KernelError> {
-        let header = Rtmsg {
-            rtm_family: Family::V6.number(),
-            ..Rtmsg::new()
-        };
-        let request = rt_route::Request::new().op_getroute_dump(&header);
-        let routes = self.0.dump_family("read the IPv6 routes", &request)?;
-        Ok(routes.iter().any(|payload| {
-            let (header, attributes) = OpGetrouteDump::decode_reply(payload);
-            let to = attributes.get_dst();
-            (header.rtm_type, header.rtm_dst_len) == (TYPE_LOCAL, WHOLE)
-                && to.is_ok_and(|to| to == PASSTHROUGH_V6)
-        }))
+        let (act, mut found) = ("read the IPv6 routes", false);
+        self.0
+            .for_each_route(act, Family::V6, |header, attributes| {
+                let is_local = (header.rtm_type, header.rtm_dst_len) == (TYPE_LOCAL, WHOLE);
+                let to = attributes.get_dst();
+                found |= is_local && to.is_ok_and(|to| to == PASSTHROUGH_V6);
+            })?;
+        Ok(found)
     }
 
     /// Turns a foreign item into inpod's, without interruption.
@@ -438,20 +414,6 @@ fn selects_by_mark(
             .get_fwmask()
             .is_ok_and(|found| found == mark.mask())
         && (header.dst_len, header.src_len, header.tos, header.flags) == (0, 0, 0, 0)
-        && attributes.flatten().all(|attribute| !narrows(&attribute))
-}
-
-/// Returns whether the attribute restricts the rule.
-fn narrows(attribute: &FibRuleAttrs<'_>) -> bool {
-    matches!(
-        attribute,
-        FibRuleAttrs::Iifname(_)
-            | FibRuleAttrs::Oifname(_)
-            | FibRuleAttrs::UidRange(_)
-            | FibRuleAttrs::IpProto(_)
-            | FibRuleAttrs::SportRange(_)
-            | FibRuleAttrs::DportRange(_)
-            | FibRuleAttrs::TunId(_)
-            | FibRuleAttrs::L3mdev(_)
-    )
+        && attributes.get_iifname().is_err()
+        && !attributes.flatten().any(|attribute| narrows(&attribute))
 }

@@ -1,11 +1,8 @@
 use std::{io, net::IpAddr};
 
 use netlink_bindings::{
-    rt_route::{self, OpGetrouteDump, Rtmsg},
-    rt_rule::{
-        self, FibRuleAttrs, FibRuleHdr, IterableFibRuleAttrs, OpGetruleDump, PushFibRuleAttrs,
-    },
-    traits::{NetlinkRequest, Pusher},
+    rt_rule::{self, FibRuleAttrs, FibRuleHdr, IterableFibRuleAttrs, PushFibRuleAttrs},
+    traits::Pusher,
 };
 use nix::{net::if_::if_indextoname, sys::socket::SockProtocol};
 
@@ -14,7 +11,7 @@ use crate::{
     family::Family,
     netlink::{
         KernelError, Socket,
-        route::{TO_TABLE, TYPE_UNICAST},
+        route::{TO_TABLE, TYPE_UNICAST, narrows},
     },
 };
 
@@ -31,18 +28,10 @@ impl Kernel {
     pub(super) fn rules(&mut self) -> Result<Vec<Rule>, KernelError> {
         let mut found = Vec::new();
         for family in Family::ALL {
-            let header = FibRuleHdr {
-                family: family.number(),
-                ..FibRuleHdr::new()
-            };
-            let request = rt_rule::Request::new().op_getrule_dump(&header);
-            for payload in self
-                .0
-                .dump_family(&format!("read the node's {family} ip rules"), &request)?
-            {
-                let (header, attributes) = OpGetruleDump::decode_reply(&payload);
-                found.extend(rule(family, &header, attributes));
-            }
+            let act = format!("read the node's {family} ip rules");
+            self.0.for_each_rule(&act, family, |header, attributes| {
+                found.extend(rule(family, header, attributes));
+            })?;
         }
         Ok(found)
     }
@@ -51,16 +40,8 @@ impl Kernel {
     pub(super) fn routes(&mut self) -> Result<Vec<Route>, KernelError> {
         let mut found = Vec::new();
         for family in Family::ALL {
-            let header = Rtmsg {
-                rtm_family: family.number(),
-                ..Rtmsg::new()
-            };
-            let request = rt_route::Request::new().op_getroute_dump(&header);
-            for payload in self
-                .0
-                .dump_family(&format!("read the node's {family} routes"), &request)?
-            {
-                let (header, attributes) = OpGetrouteDump::decode_reply(&payload);
+            let act = format!("read the node's {family} routes");
+            self.0.for_each_route(&act, family, |header, attributes| {
                 let is_to_one =
                     header.rtm_dst_len == bits(family) && header.rtm_type == TYPE_UNICAST;
                 let route = || {
@@ -72,7 +53,7 @@ impl Kernel {
                     })
                 };
                 found.extend(is_to_one.then(route).flatten());
-            }
+            })?;
         }
         Ok(found)
     }
@@ -164,18 +145,8 @@ fn rule(family: Family, header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_
 }
 
 fn has_other_selector(attribute: &FibRuleAttrs<'_>) -> bool {
-    matches!(
-        attribute,
-        FibRuleAttrs::Src(_)
-            | FibRuleAttrs::Fwmark(_)
-            | FibRuleAttrs::Oifname(_)
-            | FibRuleAttrs::UidRange(_)
-            | FibRuleAttrs::IpProto(_)
-            | FibRuleAttrs::SportRange(_)
-            | FibRuleAttrs::DportRange(_)
-            | FibRuleAttrs::TunId(_)
-            | FibRuleAttrs::L3mdev(_)
-    )
+    let selects = matches!(attribute, FibRuleAttrs::Src(_) | FibRuleAttrs::Fwmark(_));
+    selects || narrows(attribute)
 }
 
 #[cfg(test)]
