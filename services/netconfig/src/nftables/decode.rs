@@ -18,7 +18,7 @@ use super::{
         REDIR_PORT_MIN, REGISTER, SOURCE_NAT, UNSPECIFIED, VERDICT_REGISTER,
     },
     lower::protocol_family,
-    op::{Base, Ct, Meta, Op},
+    op::{Base, Ct, Meta, Numbered as _, Op},
 };
 use crate::family::Family;
 

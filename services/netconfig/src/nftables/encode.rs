@@ -4,7 +4,10 @@ use netlink_bindings::{
     utils::{finalize_nested_header, push_header, push_nested_header},
 };
 
-use super::{lower::protocol_family, op::Op};
+use super::{
+    lower::protocol_family,
+    op::{Numbered as _, Op},
+};
 
 /// The only register used by inpod's rules (NFT_REG_1).
 pub(super) const REGISTER: u32 = 1;

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use super::{
     lower::{
         DESTINATION_PORT, INVALID_UID, SOURCE_PORT, STATE_INVALID, STATE_KNOWN, STATE_NEW, SYN,
-        TCP_FLAGS, TCP_FLAGS_MASK, destination_of, protocol, protocol_family, source_of,
+        TCP_FLAGS, TCP_FLAGS_MASK, destination_of, is, payload, protocol, protocol_family,
+        source_of,
     },
     op::{Base, Ct, Meta, Op},
 };
@@ -52,9 +53,7 @@ fn in_set(ops: &[Op]) -> Lifted<'_> {
     let ([load, Op::Lookup(set)], rest) = rest.split_first_chunk()? else {
         return None;
     };
-    let (offset, len) = destination_of(family);
-    let base = Base::Network;
-    let is_destination = *load == Op::Payload { base, offset, len };
+    let is_destination = *load == payload(Base::Network, destination_of(family));
     is_destination.then(|| (Expr::DestinationIn(family, set.clone()), rest))
 }
 
@@ -80,29 +79,21 @@ fn address(ops: &[Op]) -> Lifted<'_> {
         }
         None => Network::host(found),
     };
-    let Op::Payload {
-        base: Base::Network,
-        offset,
-        len,
-    } = load
-    else {
-        return None;
-    };
-    let field = (*offset, *len);
+    let is_of = |field| *load == payload(Base::Network, field);
     let expr = match (
-        field == source_of(family),
-        field == destination_of(family),
-        equal,
+        *equal,
+        is_of(source_of(family)),
+        is_of(destination_of(family)),
     ) {
-        (true, _, true) => Expr::Source(network),
-        (_, true, true) => Expr::Destination(network),
-        (_, true, false) => Expr::DestinationNot(network),
+        (true, true, _) => Expr::Source(network),
+        (true, _, true) => Expr::Destination(network),
+        (false, _, true) => Expr::DestinationNot(network),
         _ => return None,
     };
     Some((expr, rest))
 }
 
-fn ip(family: Family, data: &[u8]) -> Option<IpAddr> {
+pub(super) fn ip(family: Family, data: &[u8]) -> Option<IpAddr> {
     match family {
         Family::V4 => Some(<[u8; 4]>::try_from(data).ok()?.into()),
         Family::V6 => Some(<[u8; 16]>::try_from(data).ok()?.into()),
@@ -127,19 +118,9 @@ fn three_ops(ops: &[Op]) -> Lifted<'_> {
 }
 
 fn is_syn(load: &Op, mask: &[u8], xor: &[u8], compare: &Op) -> bool {
-    let Op::Payload {
-        base: Base::Transport,
-        offset,
-        len,
-    } = load
-    else {
-        return false;
-    };
-    let syn = Op::Cmp {
-        equal: true,
-        data: vec![SYN],
-    };
-    (*offset, *len) == TCP_FLAGS && mask == [TCP_FLAGS_MASK] && xor == [0] && *compare == syn
+    *load == payload(Base::Transport, TCP_FLAGS)
+        && (mask, xor) == (&[TCP_FLAGS_MASK], &[0])
+        && *compare == is([SYN])
 }
 
 fn compared(load: &Op, mask: u32, equal: bool, value: u32) -> Option<Expr> {
@@ -161,14 +142,7 @@ fn two_ops(ops: &[Op]) -> Lifted<'_> {
     let ([first, second], rest) = ops.split_first_chunk()?;
     let expr = match (first, second) {
         (Op::Meta(meta), Op::Cmp { equal, data }) => property(*meta, *equal, data)?,
-        (
-            Op::Payload {
-                base: Base::Transport,
-                offset,
-                len,
-            },
-            Op::Cmp { equal, data },
-        ) => ported((*offset, *len), *equal, port(data)?)?,
+        (load, Op::Cmp { equal, data }) => ported(load, *equal, port(data)?)?,
         (Op::Immediate(data), Op::Redirect) => Expr::Redirect(port(data)?),
         (Op::Immediate(data), Op::SetCt(Ct::Zone)) => {
             Expr::Zone(u16::from_ne_bytes(data.as_slice().try_into().ok()?))
@@ -202,35 +176,24 @@ fn property(meta: Meta, equal: bool, data: &[u8]) -> Option<Expr> {
     }
 }
 
-fn ported(field: (u32, u32), equal: bool, port: u16) -> Option<Expr> {
-    match (field, equal) {
-        (SOURCE_PORT, true) => Some(Expr::SourcePort(port)),
-        (DESTINATION_PORT, true) => Some(Expr::Port(port)),
-        (DESTINATION_PORT, false) => Some(Expr::PortNot(port)),
+fn ported(load: &Op, equal: bool, port: u16) -> Option<Expr> {
+    let is_of = |field| *load == payload(Base::Transport, field);
+    match (equal, is_of(SOURCE_PORT), is_of(DESTINATION_PORT)) {
+        (true, true, _) => Some(Expr::SourcePort(port)),
+        (true, _, true) => Some(Expr::Port(port)),
+        (false, _, true) => Some(Expr::PortNot(port)),
         _ => None,
     }
 }
 
 fn one_op(ops: &[Op]) -> Lifted<'_> {
     let (first, rest) = ops.split_first()?;
-    let expr = match first {
-        Op::Counter => Expr::Counter,
-        Op::Accept => Expr::Accept,
-        Op::Drop => Expr::Drop,
-        Op::Meta(_)
-        | Op::SetMeta(_)
-        | Op::Ct(_)
-        | Op::SetCt(_)
-        | Op::Payload { .. }
-        | Op::Lookup(_)
-        | Op::Cmp { .. }
-        | Op::Bitwise { .. }
-        | Op::Immediate(_)
-        | Op::Redirect
-        | Op::SourceNat(_)
-        | Op::Tproxy(_)
-        | Op::Unknown(_) => return None,
-    };
+    let known = [
+        (Op::Counter, Expr::Counter),
+        (Op::Accept, Expr::Accept),
+        (Op::Drop, Expr::Drop),
+    ];
+    let (_, expr) = known.into_iter().find(|(op, _)| op == first)?;
     Some((expr, rest))
 }
 

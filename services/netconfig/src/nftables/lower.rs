@@ -60,10 +60,7 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
         Expr::PortNot(port) => vec![transport(DESTINATION_PORT), not(port.to_be_bytes())],
         Expr::TcpSyn => vec![
             transport(TCP_FLAGS),
-            Op::Bitwise {
-                mask: vec![TCP_FLAGS_MASK],
-                xor: vec![0],
-            },
+            bitwise([TCP_FLAGS_MASK], [0]),
             is([SYN]),
         ],
         Expr::Marked(mark) => masked(Op::Meta(Meta::Mark), *mark, is),
@@ -107,7 +104,7 @@ fn address<C: Fn(Vec<u8>) -> Op>(network: Network, field: (u32, u32), compare: C
     if !network.is_host() {
         let mask = bytes(network.mask());
         let xor = vec![0; mask.len()];
-        ops.push(Op::Bitwise { mask, xor });
+        ops.push(bitwise(mask, xor));
     }
     ops.push(compare(bytes(network.address())));
     ops
@@ -146,7 +143,7 @@ pub(super) fn protocol(transport: Transport) -> u8 {
     }
 }
 
-fn bytes(address: IpAddr) -> Vec<u8> {
+pub(super) fn bytes(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(v4) => v4.octets().into(),
         IpAddr::V6(v6) => v6.octets().into(),
@@ -154,10 +151,7 @@ fn bytes(address: IpAddr) -> Vec<u8> {
 }
 
 fn state(bits: u32) -> Vec<Op> {
-    let mask = Op::Bitwise {
-        mask: encode_number(bits),
-        xor: encode_number(0),
-    };
+    let mask = bitwise(encode_number(bits), encode_number(0));
     vec![Op::Ct(Ct::State), mask, not(encode_number(0))]
 }
 
@@ -174,39 +168,33 @@ fn transport(field: (u32, u32)) -> Op {
 }
 
 fn masked<C: Fn(Vec<u8>) -> Op>(load: Op, mark: Mark, compare: C) -> Vec<Op> {
-    let mask = Op::Bitwise {
-        mask: encode_number(mark.mask()),
-        xor: encode_number(0),
-    };
+    let mask = bitwise(encode_number(mark.mask()), encode_number(0));
     vec![load, mask, compare(encode_number(mark.value()))]
 }
 
 fn with_bits(mark: Mark) -> Op {
-    Op::Bitwise {
-        mask: encode_number(!mark.mask()),
-        xor: encode_number(mark.value()),
-    }
+    bitwise(encode_number(!mark.mask()), encode_number(mark.value()))
 }
 
-fn payload(base: Base, (offset, len): (u32, u32)) -> Op {
+fn bitwise(mask: impl Into<Vec<u8>>, xor: impl Into<Vec<u8>>) -> Op {
+    let (mask, xor) = (mask.into(), xor.into());
+    Op::Bitwise { mask, xor }
+}
+
+pub(super) fn payload(base: Base, (offset, len): (u32, u32)) -> Op {
     Op::Payload { base, offset, len }
 }
 
-fn is(data: impl Into<Vec<u8>>) -> Op {
-    Op::Cmp {
-        equal: true,
-        data: data.into(),
-    }
+pub(super) fn is(data: impl Into<Vec<u8>>) -> Op {
+    let (equal, data) = (true, data.into());
+    Op::Cmp { equal, data }
 }
 
 fn not(data: impl Into<Vec<u8>>) -> Op {
-    Op::Cmp {
-        equal: false,
-        data: data.into(),
-    }
+    let (equal, data) = (false, data.into());
+    Op::Cmp { equal, data }
 }
 
-/// Encodes a number in native byte order, as the kernel keeps marks and states.
 fn encode_number(number: u32) -> Vec<u8> {
     number.to_ne_bytes().into()
 }

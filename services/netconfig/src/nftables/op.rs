@@ -39,6 +39,24 @@ pub(crate) enum Op {
     Unknown(String),
 }
 
+/// A property with a number of the kernel's.
+pub(super) trait Numbered: Copy + PartialEq + 'static {
+    /// A test verifies that every variant is in the table.
+    const NUMBERS: &'static [(Self, u32)];
+
+    fn number(self) -> u32 {
+        let mut numbers = Self::NUMBERS.iter();
+        let found = numbers.find(|(candidate, _)| *candidate == self);
+        found.map_or(u32::MAX, |(_, number)| *number)
+    }
+
+    fn from_number(number: u32) -> Option<Self> {
+        let mut numbers = Self::NUMBERS.iter();
+        let found = numbers.find(|(_, candidate)| *candidate == number);
+        found.map(|(value, _)| *value)
+    }
+}
+
 /// Packet properties used in inpod's rules (enum nft_meta_keys in linux/netfilter/nf_tables.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meta {
@@ -51,8 +69,8 @@ pub(crate) enum Meta {
     Protocol,
 }
 
-impl Meta {
-    const NUMBERS: [(Self, u32); 7] = [
+impl Numbered for Meta {
+    const NUMBERS: &'static [(Self, u32)] = &[
         (Self::Mark, 3),
         (Self::InName, 6),
         (Self::OutName, 7),
@@ -61,14 +79,6 @@ impl Meta {
         (Self::Family, 15),
         (Self::Protocol, 16),
     ];
-
-    pub(crate) fn number(self) -> u32 {
-        number_of(self, &Self::NUMBERS)
-    }
-
-    pub(crate) fn from_number(number: u32) -> Option<Self> {
-        with_number(number, &Self::NUMBERS)
-    }
 }
 
 /// Connection properties used in inpod's rules (enum nft_ct_keys).
@@ -79,16 +89,8 @@ pub(crate) enum Ct {
     Zone,
 }
 
-impl Ct {
-    const NUMBERS: [(Self, u32); 3] = [(Self::State, 0), (Self::Mark, 3), (Self::Zone, 17)];
-
-    pub(crate) fn number(self) -> u32 {
-        number_of(self, &Self::NUMBERS)
-    }
-
-    pub(crate) fn from_number(number: u32) -> Option<Self> {
-        with_number(number, &Self::NUMBERS)
-    }
+impl Numbered for Ct {
+    const NUMBERS: &'static [(Self, u32)] = &[(Self::State, 0), (Self::Mark, 3), (Self::Zone, 17)];
 }
 
 /// Headers from which offsets count (enum nft_payload_bases).
@@ -98,25 +100,6 @@ pub(crate) enum Base {
     Transport,
 }
 
-impl Base {
-    const NUMBERS: [(Self, u32); 2] = [(Self::Network, 1), (Self::Transport, 2)];
-
-    pub(crate) fn number(self) -> u32 {
-        number_of(self, &Self::NUMBERS)
-    }
-
-    pub(crate) fn from_number(number: u32) -> Option<Self> {
-        with_number(number, &Self::NUMBERS)
-    }
-}
-
-/// Returns the kernel's number of a value. A test verifies that every variant is in its table.
-fn number_of<T: Copy + PartialEq>(value: T, numbers: &[(T, u32)]) -> u32 {
-    let found = numbers.iter().find(|(candidate, _)| *candidate == value);
-    found.map_or(u32::MAX, |(_, number)| *number)
-}
-
-fn with_number<T: Copy>(number: u32, numbers: &[(T, u32)]) -> Option<T> {
-    let found = numbers.iter().find(|(_, candidate)| *candidate == number);
-    found.map(|(value, _)| *value)
+impl Numbered for Base {
+    const NUMBERS: &'static [(Self, u32)] = &[(Self::Network, 1), (Self::Transport, 2)];
 }

@@ -11,6 +11,8 @@ use netlink_bindings::{
 use super::{
     Nftables, change,
     constants::{decode_comment, encode_comment, header},
+    lift::ip,
+    lower::bytes,
 };
 use crate::{
     family::Family,
@@ -177,21 +179,11 @@ fn push_deletion(batch: &mut Batch, set: AddressSet, address: IpAddr) {
 }
 
 fn push_key<P: Pusher>(elem: PushSetelemAttrs<P>, address: IpAddr) -> PushSetelemAttrs<P> {
-    let key = elem.nested_key();
-    match address {
-        IpAddr::V4(v4) => key.push_value(&v4.octets()),
-        IpAddr::V6(v6) => key.push_value(&v6.octets()),
-    }
-    .end_nested()
+    elem.nested_key().push_value(&bytes(address)).end_nested()
 }
 
 fn key(elem: &IterableSetelemAttrs<'_>, family: Family) -> Option<IpAddr> {
-    let key = elem.get_key().ok()?;
-    let bytes = key.get_value().ok()?;
-    match family {
-        Family::V4 => Some(<[u8; 4]>::try_from(bytes).ok()?.into()),
-        Family::V6 => Some(<[u8; 16]>::try_from(bytes).ok()?.into()),
-    }
+    ip(family, elem.get_key().ok()?.get_value().ok()?)
 }
 
 /// Decodes the comment of an element like a table's comment (NFTNL_UDATA_SET_ELEM_COMMENT is 0 as well).
