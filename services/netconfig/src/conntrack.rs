@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::{
     family::Family,
     marks::{DNS_PORT, ZTUNNEL_DNS_PORT},
-    netlink::{KernelError, Socket, retry_on_race},
+    netlink::{KernelError, RawRequest, Socket, retry_on_race},
 };
 use netlink_bindings::{
     conntrack::{IterableConntrackAttrs, Nfgenmsg, OpGetDump, Request},
-    traits::{NetlinkRequest, Protocol},
+    traits::NetlinkRequest as _,
     utils::find_attr,
 };
 
@@ -72,10 +72,7 @@ fn delete_matching(
 
 /// Returns whether the netns has entries, and `true` if the kernel's answer has no count.
 fn has_entries(socket: &mut Socket) -> Result<bool, KernelError> {
-    let request = RawRequest {
-        kind: GET_STATS,
-        payload: vec![0; HEADER_BYTES],
-    };
+    let request = RawRequest::new(GET_STATS, [0; HEADER_BYTES]);
     let answer = socket.get("count the connection tracking entries", &request)?;
     let count = answer.get(HEADER_BYTES..);
     let count = count.and_then(|attributes| find_attr(attributes, STATS_ENTRIES));
@@ -88,34 +85,6 @@ static DUMPS: AtomicU64 = AtomicU64::new(0);
 pub(crate) fn dumps() -> u64 {
     DUMPS.load(Ordering::Relaxed)
 }
-
-struct RawRequest {
-    kind: u16,
-    payload: Vec<u8>,
-}
-
-impl NetlinkRequest for RawRequest {
-    fn protocol(&self) -> Protocol {
-        Protocol::Raw {
-            protonum: PROTOCOL,
-            request_type: self.kind,
-        }
-    }
-
-    fn flags(&self) -> u16 {
-        0
-    }
-
-    fn payload(&self) -> &[u8] {
-        &self.payload
-    }
-
-    type ReplyType<'buf> = ();
-
-    fn decode_reply(_: &[u8]) {}
-}
-
-const PROTOCOL: u16 = 12; // NETLINK_NETFILTER of linux/netlink.h
 
 /// Returns a request to delete each selected entry. Repeats a dump during which entries changed, because such a
 /// dump may be incomplete.
@@ -159,29 +128,10 @@ fn is_stale_query(
 /// Builds the request to delete an entry, identified by first packet, zone and id, since the first two may have
 /// been reused.
 fn delete(header: &Nfgenmsg, attributes: &[u8]) -> Option<RawRequest> {
-    let mut payload = vec![header.nfgen_family, 0, 0, 0];
-    push(
-        &mut payload,
-        TUPLE_ORIG | NESTED,
-        find_attr(attributes, TUPLE_ORIG)?,
-    )?;
-    for kind in [ZONE, ID] {
-        if let Some(value) = find_attr(attributes, kind) {
-            push(&mut payload, kind, value)?;
-        }
-    }
-    Some(RawRequest {
-        kind: DELETE,
-        payload,
-    })
-}
-
-/// Appends an attribute: length with its header of four bytes, type, value, padding to four bytes.
-fn push(payload: &mut Vec<u8>, kind: u16, bytes: &[u8]) -> Option<()> {
-    let length = u16::try_from(bytes.len().checked_add(4)?).ok()?;
-    payload.extend(length.to_ne_bytes());
-    payload.extend(kind.to_ne_bytes());
-    payload.extend(bytes);
-    payload.resize(payload.len().next_multiple_of(4), 0);
-    Some(())
+    let request = RawRequest::new(DELETE, [header.nfgen_family, 0, 0, 0]);
+    let original = find_attr(attributes, TUPLE_ORIG)?;
+    let request = request.push(TUPLE_ORIG | NESTED, original);
+    let rest = [ZONE, ID].into_iter();
+    let rest = rest.filter_map(|kind| Some((kind, find_attr(attributes, kind)?)));
+    Some(rest.fold(request, |request, (kind, value)| request.push(kind, value)))
 }

@@ -6,11 +6,13 @@
 
 mod error;
 mod message;
+mod raw;
 pub(crate) mod route;
 
 pub use error::KernelError;
 pub(crate) use error::retry_on_race;
 pub(crate) use message::Batch;
+pub(crate) use raw::RawRequest;
 
 use std::{
     collections::hash_map::RandomState,

@@ -9,13 +9,10 @@ use std::{
 };
 
 use inpod_linux::Netns;
-use netlink_bindings::{
-    traits::{NetlinkRequest, Protocol},
-    utils::find_attr,
-};
+use netlink_bindings::utils::find_attr;
 use nix::{libc, sys::socket::SockProtocol};
 
-use crate::netlink::{KernelError, Socket};
+use crate::netlink::{KernelError, RawRequest, Socket};
 
 /// NETNSA_NSID and NETNSA_FD of linux/net_namespace.h.
 const NETNSA_NSID: u16 = 1;
@@ -38,12 +35,15 @@ impl NsidAssigner {
     /// Returns the nsid of `netns`, and assigns an nsid if there is none.
     pub(super) fn nsid_of(&mut self, netns: &Netns) -> Result<i32, KernelError> {
         let act = "assign an nsid to the netns";
-        match self.0.execute(act, &Request::new(libc::RTM_NEWNSID, netns)) {
+        match self
+            .0
+            .execute(act, &build_request(libc::RTM_NEWNSID, netns))
+        {
             Err(error) if !error.is(nix::Error::EEXIST) => return Err(error),
             Ok(()) | Err(_) => {}
         }
         let act = "read the nsid of the netns";
-        let answer = self.0.get(act, &Request::new(libc::RTM_GETNSID, netns))?;
+        let answer = self.0.get(act, &build_request(libc::RTM_GETNSID, netns))?;
         parse_nsid(&answer).ok_or_else(|| KernelError::new(act, nix::Error::ENOENT))
     }
 }
@@ -54,50 +54,11 @@ fn parse_nsid(answer: &[u8]) -> Option<i32> {
     (nsid != NSID_NOT_ASSIGNED).then_some(nsid)
 }
 
-/// An RTM_NEWNSID or RTM_GETNSID request for the netns of a descriptor.
-struct Request {
-    kind: u16,
-    payload: Vec<u8>,
-}
-
-impl Request {
-    fn new(kind: u16, netns: &Netns) -> Self {
-        let mut payload = HEADER.to_vec();
-        let descriptor = netns.as_fd().as_raw_fd();
-        payload.extend(attribute(NETNSA_FD, descriptor.to_ne_bytes()));
-        payload.extend(attribute(NETNSA_NSID, NSID_NOT_ASSIGNED.to_ne_bytes()));
-        Self { kind, payload }
-    }
-}
-
-impl NetlinkRequest for Request {
-    fn protocol(&self) -> Protocol {
-        Protocol::Raw {
-            protonum: 0,
-            request_type: self.kind,
-        }
-    }
-
-    fn flags(&self) -> u16 {
-        0
-    }
-
-    fn payload(&self) -> &[u8] {
-        &self.payload
-    }
-
-    type ReplyType<'buf> = &'buf [u8];
-
-    fn decode_reply(buf: &[u8]) -> &[u8] {
-        buf
-    }
-}
-
-/// Encodes struct nlattr: length and kind, then the value (netlink(7)).
-fn attribute(kind: u16, value: [u8; 4]) -> [u8; 8] {
-    let ([l0, l1], [k0, k1]) = (8_u16.to_ne_bytes(), kind.to_ne_bytes());
-    let [v0, v1, v2, v3] = value;
-    [l0, l1, k0, k1, v0, v1, v2, v3]
+fn build_request(kind: u16, netns: &Netns) -> RawRequest {
+    let descriptor = netns.as_fd().as_raw_fd();
+    RawRequest::new(kind, HEADER)
+        .push(NETNSA_FD, &descriptor.to_ne_bytes())
+        .push(NETNSA_NSID, &NSID_NOT_ASSIGNED.to_ne_bytes())
 }
 
 #[cfg(test)]
@@ -105,7 +66,8 @@ mod tests {
     use super::*;
 
     fn answer(kind: u16, number: i32) -> Vec<u8> {
-        [&HEADER[..], &attribute(kind, number.to_ne_bytes())].concat()
+        let answer = RawRequest::new(0, HEADER).push(kind, &number.to_ne_bytes());
+        answer.payload
     }
 
     #[test]
