@@ -13,7 +13,7 @@ use inpod_types::SandboxRef;
 
 use crate::{
     conntrack,
-    error::{ApplyError, KernelError, NoIpv6, VerifyError},
+    error::{ApplyError, KernelError, NoIpv6, VerifyError, require_none},
     family::Family,
     inspect::{self, Connections, GracePeriod},
     netlink::retry_on_race,
@@ -253,7 +253,7 @@ fn run_steps(
         session.visit.routes.wait_for_address()?;
     }
     let state = session.read()?;
-    ApplyError::unless_empty(plan.differences(&state))?;
+    require_none(plan.differences(&state), ApplyError::differs)?;
     Ok(state)
 }
 
@@ -333,7 +333,7 @@ fn await_closed(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Connectio
             read_tables(session, &interim)?;
         }
         let routing = session.visit.routes.read()?;
-        ApplyError::unless_empty(interim.missing_routing(&routing))?;
+        require_none(interim.missing_routing(&routing), ApplyError::differs)?;
     }
     Ok(period.unclosed())
 }
@@ -376,6 +376,6 @@ fn write_tables(
 /// Reads the tables, and fails if the tables differ from the plan.
 fn read_tables(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Observed, ApplyError> {
     let seen = session.visit.nftables.read()?;
-    ApplyError::unless_empty(plan.table_differences(&seen))?;
+    require_none(plan.table_differences(&seen), ApplyError::differs)?;
     Ok(seen)
 }

@@ -64,15 +64,24 @@ impl From<SetAddressesError> for ApplyError {
     }
 }
 
+/// Fails with the sentences, if there are any.
+pub(crate) fn require_none<E>(
+    sentences: Vec<String>,
+    error: impl FnOnce(Vec<String>) -> E,
+) -> Result<(), E> {
+    if sentences.is_empty() {
+        Ok(())
+    } else {
+        Err(error(sentences))
+    }
+}
+
 impl ApplyError {
-    pub(crate) fn unless_empty(differences: Vec<String>) -> Result<(), Self> {
-        if differences.is_empty() {
-            return Ok(());
-        }
-        Err(Self::Differs {
+    pub(crate) fn differs(differences: Vec<String>) -> Self {
+        Self::Differs {
             differences,
             undo_failures: Vec::new(),
-        })
+        }
     }
 
     pub(crate) fn with_undo_failures(mut self, failures: Vec<String>) -> Self {
@@ -121,16 +130,6 @@ pub enum RemoveError {
     /// A sentence per failed step, and per rule left in the kernel.
     #[error("some rules were not removed: {}", .0.join("; "))]
     Left(Vec<String>),
-}
-
-impl RemoveError {
-    pub(crate) fn unless_empty(left: Vec<String>) -> Result<(), Self> {
-        if left.is_empty() {
-            Ok(())
-        } else {
-            Err(Self::Left(left))
-        }
-    }
 }
 
 #[derive(Debug, thiserror::Error)]

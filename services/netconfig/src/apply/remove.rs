@@ -4,7 +4,7 @@ use inpod_types::{SandboxRef, with_causes};
 use super::{Writer, apply_plan};
 use crate::{
     conntrack,
-    error::{ApplyError, KernelError, RemoveError},
+    error::{ApplyError, KernelError, RemoveError, require_none},
     family::Family,
     inspect,
     netlink::retry_on_race,
@@ -109,7 +109,7 @@ fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), Remove
         failures.extend(disabled.err().map(|error| with_causes(&error)));
     }
     failures.extend(remaining(&session.read()?));
-    RemoveError::unless_empty(failures)
+    require_none(failures, RemoveError::Left)
 }
 
 /// Deletes the tables of inpod and the leftovers, and retries after a concurrent change.

@@ -6,9 +6,7 @@ use inpod_linux::OpenError;
 use inpod_types::{Failure, Reason, with_causes};
 use nix::errno::Errno;
 
-use super::{
-    ApplyError, ClaimError, ClearError, FindError, InspectError, RemoveError, VerifyError,
-};
+use super::{ApplyError, ClaimError, ClearError, FindError, RemoveError, VerifyError};
 
 pub(crate) trait IntoFailure: std::error::Error + Sized + 'static {
     fn reason(&self) -> Reason;
@@ -105,14 +103,6 @@ impl IntoFailure for ClearError {
         match self {
             Self::Held(_) => Reason::NetnsInUse,
             Self::ProbeSet(_) => Reason::KernelRefused,
-        }
-    }
-}
-
-impl IntoFailure for InspectError {
-    fn reason(&self) -> Reason {
-        match self {
-            Self::Enter(_) | Self::Kernel(_) | Self::Read { .. } => Reason::KernelRefused,
         }
     }
 }

@@ -26,16 +26,6 @@ pub enum ClearError {
     ProbeSet(#[from] ProbeSetError),
 }
 
-impl ProbeSetError {
-    pub(crate) fn unless_empty(differences: Vec<String>) -> Result<(), Self> {
-        if differences.is_empty() {
-            Ok(())
-        } else {
-            Err(Self::Differs(differences))
-        }
-    }
-}
-
 #[derive(Debug, thiserror::Error)]
 #[error("{}", with_causes(cause))]
 pub struct SetAddressesError {

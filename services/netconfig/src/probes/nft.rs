@@ -8,6 +8,7 @@ use super::{
     rules::{SETS, TABLE, set_of, table, tag},
 };
 use crate::{
+    error::require_none,
     family::Family,
     netlink::{KernelError, retry_on_race},
     nftables::{Edit, NamedTable, Nftables, TableState},
@@ -130,7 +131,7 @@ impl Nft {
                 left.push(describe_element(*address, found.as_deref()));
             }
         }
-        ProbeSetError::unless_empty(left)
+        require_none(left, ProbeSetError::Differs)
     }
 
     /// Writes everything. Elements and rules that stay are never absent.
@@ -147,7 +148,7 @@ impl Nft {
         if found.elements != *elements {
             left.push("the kernel holds other elements than were written".to_owned());
         }
-        ProbeSetError::unless_empty(left)
+        require_none(left, ProbeSetError::Differs)
     }
 
     /// Removes everything, and verifies that. Returns whether there was anything.
@@ -157,7 +158,7 @@ impl Nft {
         let left = self
             .seen
             .map(|_| format!("the table {TABLE} was recreated"));
-        ProbeSetError::unless_empty(left.into_iter().collect())?;
+        require_none(left.into_iter().collect(), ProbeSetError::Differs)?;
         Ok(cleared)
     }
 
