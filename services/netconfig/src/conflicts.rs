@@ -50,10 +50,7 @@ pub fn find_conflicts(netns: &Netns, addresses: &[IpAddr]) -> Result<Vec<Finding
             legacy::uses_nat(),
         )
     })?;
-    let reader = reader.map_err(|source| InspectError::Read {
-        what: "the interfaces",
-        source,
-    })?;
+    let reader = reader.map_err(InspectError::reading("the interfaces"))?;
     let nftables = nftables.map_err(|error| KernelError::new("open a netlink socket", error));
     let mut found = environment::findings(&reader.read()?, addresses);
     found.extend(chains::findings(&nftables?.read_outlines()?));

@@ -38,6 +38,10 @@ pub enum InspectError {
 }
 
 impl InspectError {
+    pub(crate) fn reading(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Read { what, source }
+    }
+
     /// Returns whether sock_diag or its module for the protocol is missing, because the kernel was built without the
     /// module or can no longer load modules.
     pub(crate) fn is_missing_sock_diag(&self) -> bool {

@@ -80,10 +80,7 @@ pub(crate) fn validate_visited(
     sysctls: &Sysctls,
 ) -> Result<(ValidatedNetns, Visit), ClaimError> {
     let (netns, visit) = open_with(wanted, roots, || Visit::here(sysctls))?;
-    let mut visit = visit.map_err(|source| InspectError::Read {
-        what: "the state of the netns",
-        source,
-    })?;
+    let mut visit = visit.map_err(InspectError::reading("the state of the netns"))?;
     let found = visit.routes.addresses().map_err(InspectError::from)?;
     let addresses = validate_addresses(found, expected)?;
     Ok((ValidatedNetns { netns, addresses }, visit))

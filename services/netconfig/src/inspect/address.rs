@@ -14,10 +14,7 @@ pub fn addresses(netns: &Netns) -> Result<Vec<IpAddr>, InspectError> {
 /// Returns all addresses of a netns, sorted and without duplicates.
 pub(crate) fn all_addresses(netns: &Netns) -> Result<Vec<IpAddr>, InspectError> {
     let routes = netns.within(Routes::open)?;
-    let mut routes = routes.map_err(|source| InspectError::Read {
-        what: "the addresses",
-        source,
-    })?;
+    let mut routes = routes.map_err(InspectError::reading("the addresses"))?;
     Ok(routes.addresses()?)
 }
 

@@ -28,10 +28,7 @@ pub struct Process {
 /// processes that end meanwhile or may not be inspected.
 pub fn processes(netns: &Netns, container_id: Option<&str>) -> Result<Vec<Process>, InspectError> {
     let directories =
-        process_directories(Path::new(PROC)).map_err(|source| InspectError::Read {
-            what: "the processes",
-            source,
-        })?;
+        process_directories(Path::new(PROC)).map_err(InspectError::reading("the processes"))?;
     let inside = directories.filter(|(_, path)| is_inside(netns, path));
     let found = inside.filter_map(|(pid, path)| read_process(pid, &path, container_id));
     let mut processes: Vec<_> = found.collect();
