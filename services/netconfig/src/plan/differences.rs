@@ -21,23 +21,23 @@ impl Plan {
     pub(crate) fn table_differences(&self, seen: &Observed) -> Vec<String> {
         let mut differences = Vec::new();
         for table in &self.tables {
-            match seen
-                .tables
-                .iter()
-                .find(|seen| seen.table.id() == table.id())
-            {
-                None => differences.push(format!("table {} is missing", label(table))),
-                Some(found) => {
-                    differences.extend(self.tag_difference(found));
-                    differences.extend(table_differences(table, found));
-                }
-            }
+            differences.extend(self.differences_of(table, seen));
         }
         let belongs = |id| self.tables.iter().any(|table| table.id() == id);
         let stale = seen.tables.iter().map(|found| &found.table);
         let stale = stale.filter(|found| !belongs(found.id()));
         differences.extend(stale.map(|table| format!("table {} is left over", label(table))));
         differences
+    }
+
+    /// Compares one of the plan's tables.
+    pub(super) fn differences_of(&self, table: &Table, seen: &Observed) -> Vec<String> {
+        let mut tables = seen.tables.iter();
+        let Some(found) = tables.find(|seen| seen.table.id() == table.id()) else {
+            return vec![format!("table {} is missing", label(table))];
+        };
+        let tag = self.tag_difference(found).into_iter();
+        tag.chain(table_differences(table, found)).collect()
     }
 
     fn leftovers(&self, state: &State) -> Vec<String> {
@@ -118,12 +118,8 @@ fn table_differences(table: &Table, found: &ObservedTable) -> Vec<String> {
         ));
     }
     for chain in &table.chains {
-        let found = found
-            .table
-            .chains
-            .iter()
-            .find(|found| found.name == chain.name);
-        match found {
+        let mut chains = found.table.chains.iter();
+        match chains.find(|found| found.name == chain.name) {
             None => differences.push(format!("chain {name} {} is missing", chain.name)),
             Some(found) => differences.extend(chain_differences(&name, chain, found)),
         }
@@ -149,16 +145,10 @@ fn chain_differences(table: &str, chain: &Chain, found: &Chain) -> Vec<String> {
     if missing.is_empty() && foreign.is_empty() && chain.rules != found.rules {
         differences.push(format!("the rules of chain {name} are in another order"));
     }
-    differences.extend(
-        missing
-            .iter()
-            .map(|rule| format!("rule `{rule}` is missing in {name}")),
-    );
-    differences.extend(
-        foreign
-            .iter()
-            .map(|rule| format!("rule `{rule}` is foreign in {name}")),
-    );
+    let missing = missing.iter();
+    differences.extend(missing.map(|rule| format!("rule `{rule}` is missing in {name}")));
+    let foreign = foreign.iter();
+    differences.extend(foreign.map(|rule| format!("rule `{rule}` is foreign in {name}")));
     differences
 }
 

@@ -105,10 +105,9 @@ impl Plan {
     fn is_drifted(&self, state: &State, family: Family) -> bool {
         let tag = state.tag();
         let is_own = tag.is_some_and(|tag| tag.fingerprint == self.fingerprint);
-        is_own
-            && self.tables.iter().any(|table| {
-                table.family.has(family) && table.captures() && self.differs(table, &state.nftables)
-            })
+        let differs = |table| !self.differences_of(table, &state.nftables).is_empty();
+        let mut captures = self.tables.iter().filter(|table| table.captures());
+        is_own && captures.any(|table| table.family.has(family) && differs(table))
     }
 
     /// Returns the plan of the intermediate state, with the final fingerprint.
@@ -141,7 +140,8 @@ impl Plan {
     /// written; otherwise all, since each table carries the fingerprint.
     pub(crate) fn write(&self, seen: &Observed, tag: &Tag) -> Change {
         let stale = |id: &_| !self.tables.iter().any(|table| table.id() == *id);
-        let written = self.tables.iter().filter(|table| self.differs(table, seen));
+        let written = self.tables.iter();
+        let written = written.filter(|table| !self.differences_of(table, seen).is_empty());
         let written: Vec<_> = written.collect();
         let goes = |id: &_| stale(id) || written.iter().any(|table| table.id() == *id);
         Change {
@@ -149,24 +149,6 @@ impl Plan {
             create: written.into_iter().map(|table| new(table, tag)).collect(),
             leftovers: seen.leftovers.select(|author| self.replaces(author)),
         }
-    }
-
-    fn differs(&self, table: &Table, seen: &Observed) -> bool {
-        let alone = Self {
-            tables: vec![table.clone()],
-            new_only: Vec::new(),
-            routing: Vec::new(),
-            ..*self
-        };
-        let found = seen
-            .tables
-            .iter()
-            .filter(|seen| seen.table.id() == table.id());
-        let seen = Observed {
-            tables: found.cloned().collect(),
-            ..Observed::default()
-        };
-        !alone.table_differences(&seen).is_empty()
     }
 }
 
