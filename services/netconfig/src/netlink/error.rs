@@ -1,4 +1,4 @@
-use std::{fmt, io};
+use std::io;
 
 /// Limits the attempts while other processes keep changing what is read or written.
 const ATTEMPTS: usize = 8;
@@ -18,20 +18,11 @@ pub(crate) fn retry_on_race<T>(
 
 /// A refusal by the kernel, or the lack of an answer.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {act}{}", KernelMessage(.message.as_deref()))]
+#[error("cannot {act}")]
 pub struct KernelError {
     act: String,
-    message: Option<String>,
     #[source]
     source: io::Error,
-}
-
-struct KernelMessage<'a>(Option<&'a str>);
-
-impl fmt::Display for KernelMessage<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |message| write!(f, " ({message})"))
-    }
 }
 
 impl KernelError {
@@ -39,18 +30,12 @@ impl KernelError {
     pub(crate) fn new(act: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self {
             act: act.into(),
-            message: None,
             source: source.into(),
         }
     }
 
     pub(crate) fn no_answer(act: &str) -> Self {
         Self::new(act, nix::Error::ETIMEDOUT)
-    }
-
-    pub(crate) fn with_message(mut self, message: Option<String>) -> Self {
-        self.message = message;
-        self
     }
 
     pub(crate) fn is(&self, errno: nix::Error) -> bool {

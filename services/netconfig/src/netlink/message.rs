@@ -133,7 +133,10 @@ pub(super) struct Refusal {
 impl Refusal {
     pub(super) fn into_error(self, act: &str) -> KernelError {
         let source = io::Error::from_raw_os_error(self.errno);
-        KernelError::new(act, source).with_message(self.error_text)
+        match self.error_text {
+            Some(text) => KernelError::new(format!("{act} ({text})"), source),
+            None => KernelError::new(act, source),
+        }
     }
 }
 
