@@ -181,14 +181,10 @@ impl Leftovers {
     }
 
     pub(crate) fn has(&self, of: impl Fn(Author) -> bool) -> bool {
-        self.authors().any(of)
-    }
-
-    fn authors(&self) -> impl Iterator<Item = Author> {
         let tables = self.tables.iter().map(|(author, _)| *author);
         let chains = self.chains.iter().map(|chain| chain.author);
         let rules = self.rules.iter().map(|rule| rule.author);
-        tables.chain(chains).chain(rules)
+        tables.chain(chains).chain(rules).any(of)
     }
 
     /// Returns the leftovers of the selected authors.
@@ -212,10 +208,8 @@ impl Leftovers {
     pub(crate) fn names(&self, author: Author) -> Vec<String> {
         let tables = self.tables.iter().filter(|(found, _)| *found == author);
         let chains = self.chains.iter().filter(|chain| chain.author == author);
-        let chains =
-            chains.map(|chain| format!("{} {} {}", chain.table.0, chain.table.1, chain.name));
         let tables = tables.map(|(_, name)| (*name).to_owned());
-        tables.chain(chains).collect()
+        tables.chain(chains.map(Chain::describe)).collect()
     }
 }
 
@@ -271,6 +265,13 @@ fn is_standalone(rule: &SeenRule, authors: &Authors) -> bool {
         && CHAINS_WITH_STANDALONE_RULES.contains(&rule.chain.as_str())
         && (rule.meaning.is_interface_exclusion() || rule.meaning.concerns_tproxy_mark)
         && chains.any(|(((other, _), _), author)| other == family && *author == Author::Sidecar)
+}
+
+impl Chain {
+    fn describe(&self) -> String {
+        let ((family, table), name) = (&self.table, &self.name);
+        format!("{family} {table} {name}")
+    }
 }
 
 impl SeenChain {

@@ -361,12 +361,10 @@ fn is_route(
     attributes: &IterableRouteAttrs<'_>,
 ) -> bool {
     header.rtm_family == family.number()
-        && attributes
-            .get_table()
-            .is_ok_and(|table| table == u32::from(recipient.table()))
+        && attributes.get_table().ok() == Some(recipient.table().into())
         && (header.rtm_dst_len, header.rtm_src_len, header.rtm_tos) == (0, 0, 0)
         && header.rtm_type == TYPE_LOCAL
-        && attributes.get_oif().is_ok_and(|oif| oif == LOOPBACK)
+        && attributes.get_oif().ok() == Some(LOOPBACK)
         && attributes.get_gateway().is_err()
 }
 
@@ -375,9 +373,7 @@ fn is_rule(
     header: &FibRuleHdr,
     attributes: IterableFibRuleAttrs<'_>,
 ) -> bool {
-    attributes
-        .get_priority()
-        .is_ok_and(|priority| priority == RULE_PRIORITY)
+    attributes.get_priority().ok() == Some(RULE_PRIORITY)
         && selects_by_mark(recipient.table(), recipient.mark(), header, attributes)
 }
 
@@ -404,15 +400,9 @@ fn selects_by_mark(
     attributes: IterableFibRuleAttrs<'_>,
 ) -> bool {
     header.action == TO_TABLE
-        && attributes
-            .get_table()
-            .is_ok_and(|found| found == u32::from(table))
-        && attributes
-            .get_fwmark()
-            .is_ok_and(|found| found == mark.value())
-        && attributes
-            .get_fwmask()
-            .is_ok_and(|found| found == mark.mask())
+        && attributes.get_table().ok() == Some(table.into())
+        && attributes.get_fwmark().ok() == Some(mark.value())
+        && attributes.get_fwmask().ok() == Some(mark.mask())
         && (header.dst_len, header.src_len, header.tos, header.flags) == (0, 0, 0, 0)
         && attributes.get_iifname().is_err()
         && !attributes.flatten().any(|attribute| narrows(&attribute))

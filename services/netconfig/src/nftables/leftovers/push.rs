@@ -51,24 +51,13 @@ fn push_rules(batch: &mut Batch, (family, table): &TableId, chain: &str, handle:
 /// Renders the deletions as lines for `nft -f`.
 pub(in super::super) fn render_deletions(leftovers: &Leftovers) -> Vec<String> {
     let rules = leftovers.rules.iter().map(|rule| {
-        let ((family, table), chain) = (&rule.table, &rule.chain);
-        format!(
-            "delete rule {family} {table} {chain} handle {}\n",
-            rule.handle
-        )
+        let ((family, table), chain, handle) = (&rule.table, &rule.chain, rule.handle);
+        format!("delete rule {family} {table} {chain} handle {handle}\n")
     });
-    let chains = || {
-        let named = leftovers.chains.iter();
-        named.map(|chain| {
-            (
-                chain,
-                format!("{} {} {}", chain.table.0, chain.table.1, chain.name),
-            )
-        })
-    };
-    let flushed = chains().map(|(_, name)| format!("flush chain {name}\n"));
-    let deleted = chains().filter(|(chain, _)| !chain.is_referenced);
-    let deleted = deleted.map(|(_, name)| format!("delete chain {name}\n"));
+    let chains = leftovers.chains.iter();
+    let deleted = chains.clone().filter(|chain| !chain.is_referenced);
+    let deleted = deleted.map(|chain| format!("delete chain {}\n", chain.describe()));
+    let flushed = chains.map(|chain| format!("flush chain {}\n", chain.describe()));
     let tables = leftovers.tables.iter();
     let tables = tables.map(|(_, name)| format!("delete table {} {name}\n", TableFamily::Inet));
     rules.chain(flushed).chain(deleted).chain(tables).collect()
