@@ -67,17 +67,12 @@ impl Redirection {
         if self.keeps_existing() {
             return None;
         }
-        let keep_existing_connections = true;
-        Some(match self.clone() {
-            Self::Ambient(settings) => Self::Ambient(Ambient {
-                keep_existing_connections,
-                ..settings
-            }),
-            Self::Sidecar(settings) => Self::Sidecar(Sidecar {
-                keep_existing_connections,
-                ..settings
-            }),
-        })
+        let mut new_only = self.clone();
+        match &mut new_only {
+            Self::Ambient(settings) => settings.keep_existing_connections = true,
+            Self::Sidecar(settings) => settings.keep_existing_connections = true,
+        }
+        Some(new_only)
     }
 
     pub(crate) fn keeps_existing(&self) -> bool {

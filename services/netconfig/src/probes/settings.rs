@@ -109,16 +109,8 @@ impl TryFrom<String> for SourceV4 {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let address = text.parse().ok();
-        let address = address.filter(|found: &Ipv4Addr| {
-            !(found.is_unspecified()
-                || found.is_loopback()
-                || found.is_multicast()
-                || found.is_broadcast())
-        });
-        address
-            .map(Self)
-            .ok_or_else(|| invalid_source(&text, "IPv4"))
+        let is_allowed = |found: Ipv4Addr| !found.is_broadcast();
+        parse_source(&text, "IPv4", is_allowed).map(Self)
     }
 }
 
@@ -130,21 +122,23 @@ impl TryFrom<String> for SourceV6 {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let address = text.parse().ok();
-        let address = address.filter(|found: &Ipv6Addr| {
-            !(found.is_unspecified()
-                || found.is_loopback()
-                || found.is_multicast()
-                || found.to_ipv4_mapped().is_some())
-        });
-        address
-            .map(Self)
-            .ok_or_else(|| invalid_source(&text, "IPv6"))
+        let is_allowed = |found: Ipv6Addr| found.to_ipv4_mapped().is_none();
+        parse_source(&text, "IPv6", is_allowed).map(Self)
     }
 }
 
-fn invalid_source(text: &str, family: &str) -> String {
-    format!("{text:?} is not a valid {family} source address")
+fn parse_source<T: FromStr + Copy + Into<IpAddr>>(
+    text: &str,
+    family: &str,
+    is_allowed: impl Fn(T) -> bool,
+) -> Result<T, String> {
+    let is_valid = |found: &T| {
+        let address: IpAddr = (*found).into();
+        let is_special = address.is_unspecified() || address.is_loopback();
+        !is_special && !address.is_multicast() && is_allowed(*found)
+    };
+    let found = text.parse().ok().filter(is_valid);
+    found.ok_or_else(|| format!("{text:?} is not a valid {family} source address"))
 }
 
 /// The ip rules of pods with an AWS branch ENI.
