@@ -96,13 +96,8 @@ async fn outcome(
         Ok(done) => done,
         Err(_elapsed) => {
             let late = format!("not finished after {} s", TIMEOUT.as_secs());
-            readiness.set(
-                CONDITION,
-                Err(describe_failure(Failure::new(
-                    Reason::DeadlineExceeded,
-                    late,
-                ))),
-            );
+            let failure = Failure::new(Reason::DeadlineExceeded, late);
+            readiness.set(CONDITION, Err(describe_failure(failure)));
             work.await
         }
     };

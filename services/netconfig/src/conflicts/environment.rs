@@ -85,11 +85,8 @@ impl Reader {
 
     /// Can be called from any netns.
     pub(super) fn read(mut self) -> Result<Environment, KernelError> {
-        for interface in self
-            .interfaces
-            .iter_mut()
-            .filter(|found| filters_strictly(found))
-        {
+        let strict = self.interfaces.iter_mut();
+        for interface in strict.filter(|found| filters_strictly(found)) {
             interface.asymmetric_paths = asymmetric_paths(&mut self.lookups, interface);
         }
         let routing = self.routes.read()?;
@@ -122,13 +119,9 @@ fn interfaces() -> io::Result<Vec<Interface>> {
             is_without_ipv6: false,
             asymmetric_paths: Vec::new(),
         });
-        let address = entry
-            .address
-            .as_ref()
-            .and_then(|address| address.as_sockaddr_in());
-        interface
-            .addresses
-            .extend(address.map(|address| address.ip()));
+        let address = entry.address.as_ref();
+        let address = address.and_then(|address| Some(address.as_sockaddr_in()?.ip()));
+        interface.addresses.extend(address);
         if known >= MAX_INTERFACES {
             break;
         }
@@ -146,11 +139,8 @@ fn interfaces() -> io::Result<Vec<Interface>> {
 /// Returns `None` if missing or unreadable. The kernel allows no `/` in interface names.
 fn sysctl(family: &str, interface: &str, name: &str) -> Option<u8> {
     let path = Path::new(SYSCTLS).join(family).join("conf").join(interface);
-    fs::read_to_string(path.join(name))
-        .ok()?
-        .trim()
-        .parse()
-        .ok()
+    let text = fs::read_to_string(path.join(name)).ok()?;
+    text.trim().parse().ok()
 }
 
 fn asymmetric_paths(socket: &mut Socket, interface: &Interface) -> Vec<(Ipv4Addr, Ipv4Addr)> {
@@ -189,12 +179,8 @@ fn reply_interface(socket: &mut Socket, own: Ipv4Addr, source: Ipv4Addr) -> Opti
 pub(super) fn findings(environment: &Environment, addresses: &[IpAddr]) -> Vec<Finding> {
     let mut found = Vec::new();
     found.extend(loopback_down(environment));
-    found.extend(
-        environment
-            .interfaces
-            .iter()
-            .filter_map(|found| rp_filter(found, addresses)),
-    );
+    let interfaces = environment.interfaces.iter();
+    found.extend(interfaces.filter_map(|found| rp_filter(found, addresses)));
     found.extend(ipv6_disabled(environment, addresses));
     found.extend(environment.marked_rules.iter().map(describe_marked_rule));
     found
@@ -212,10 +198,8 @@ fn describe_marked_rule((family, priority, mark): &(Family, u32, Mark)) -> Findi
 }
 
 fn loopback_down(environment: &Environment) -> Option<Finding> {
-    let loopback = environment
-        .interfaces
-        .iter()
-        .find(|found| found.is_loopback)?;
+    let mut interfaces = environment.interfaces.iter();
+    let loopback = interfaces.find(|found| found.is_loopback)?;
     (!loopback.is_up).then(|| Finding {
         kind: Kind::LoopbackDown,
         subject: printable(&loopback.name),
@@ -267,10 +251,8 @@ fn ipv6_disabled(environment: &Environment, addresses: &[IpAddr]) -> Vec<Finding
     if !environment.has_ipv6 {
         return vec![finding("net.ipv6".to_owned(), "in the kernel")];
     }
-    let off = environment
-        .interfaces
-        .iter()
-        .filter(|found| found.is_without_ipv6);
+    let interfaces = environment.interfaces.iter();
+    let off = interfaces.filter(|found| found.is_without_ipv6);
     off.filter(|found| found.is_loopback || !has_ipv6_egress(environment))
         .map(|interface| {
             let name = printable(&interface.name);
@@ -282,9 +264,6 @@ fn ipv6_disabled(environment: &Environment, addresses: &[IpAddr]) -> Vec<Finding
 
 /// Returns whether IPv6 can leave by any interface; it may be disabled on single ones on purpose.
 fn has_ipv6_egress(environment: &Environment) -> bool {
-    let mut others = environment
-        .interfaces
-        .iter()
-        .filter(|found| !found.is_loopback);
-    others.any(|found| found.is_up && !found.is_without_ipv6)
+    let mut interfaces = environment.interfaces.iter();
+    interfaces.any(|found| !found.is_loopback && found.is_up && !found.is_without_ipv6)
 }

@@ -22,10 +22,8 @@ pub(super) fn parse(texts: &[String]) -> Result<BTreeSet<IpAddr>, Invalid> {
         return Err(Invalid::new(FIELD, why));
     }
     let addresses: BTreeSet<_> = addresses_from(texts, FIELD)?.into_iter().collect();
-    match addresses
-        .iter()
-        .find(|address| is_never_a_pod_address(**address))
-    {
+    let mut all = addresses.iter();
+    match all.find(|address| is_never_a_pod_address(**address)) {
         None => Ok(addresses),
         Some(bad) => {
             let why = format!("{FIELD}: {bad} cannot be the address of a pod");
