@@ -1,15 +1,16 @@
 //! Brings the plugin and the chain into the desired state.
 
 use std::{
-    fs::{self, DirBuilder, OpenOptions},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    fs::{self, DirBuilder},
+    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
 use inpod_cni_config::{Directory, INPOD_CNI};
-use nix::fcntl::{Flock, FlockArg};
+use inpod_service::uds;
+use nix::fcntl::Flock;
 
 use inpod_types::with_causes;
 
@@ -307,27 +308,14 @@ fn with_modes(mut record: Record, dir: &Path) -> Record {
 /// Takes the lock that allows one installer per node, in whatever container.
 fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
     let path = dir.join("lock");
-    let mut options = OpenOptions::new();
-    let file = options
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&path);
-    let mut file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    let file = uds::open_lock(&path).with_context(|| format!("cannot open {}", path.display()))?;
     // The child of a killed installer holds the lock until its execve.
-    let deadline = Instant::now() + Duration::from_secs(2);
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Ok(lock),
-            Err((unlocked, _)) if Instant::now() < deadline => file = unlocked,
-            Err((_, error)) => anyhow::bail!(
-                "another installer is at work on this node ({}: {error}); stop it first",
-                path.display()
-            ),
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    uds::lock_within_timeout(file).map_err(|error| {
+        anyhow::anyhow!(
+            "another installer is at work on this node ({}: {error}); stop it first",
+            path.display()
+        )
+    })
 }
 
 /// Returns the directories from the settings, or else the directories of the runtime.

@@ -17,38 +17,37 @@ use nix::{
 };
 use tokio::net::UnixListener;
 
-/// Reasons why a socket cannot be bound.
+/// Reasons why a socket cannot be bound, or why a service cannot have its directory.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// The path is longer than 107 bytes, the limit of unix(7).
-    #[error("socket path {} has {} bytes, more than 107; choose a shorter run_dir", .0.display(), .0.as_os_str().len())]
-    TooLong(PathBuf),
-    /// The path leads to a file other than a socket.
-    #[error("{} is in the way: it is not a socket; remove it", .0.display())]
-    NoSocket(PathBuf),
-    /// Another process listens on the socket.
+    /// Another process listens on the socket, or holds the directory's lock.
     #[error("{} is already served by another process; stop it first", .0.display())]
     Served(PathBuf),
-    /// Another process is starting to listen, or hangs while starting.
-    #[error("another process is starting to listen in {} and does not finish; stop it first", .0.display())]
-    Starting(PathBuf),
-    /// The path of the directory leads to another kind of file. Links are not followed, because restricting the target
-    /// would close it to other users.
-    #[error("{} is not a directory but a file or a symbolic link; remove it", .0.display())]
-    NoDirectory(PathBuf),
-    /// The directory belongs to another user, who could replace the socket.
-    #[error("directory {} belongs to uid {owner}, not to this process; remove it or choose another run_dir", .path.display())]
-    Foreign { path: PathBuf, owner: u32 },
-    /// Other users may write to the directory, which holds more than the socket, so restricting access would lock these
-    /// users out.
-    #[error("others may write to directory {} (mode {mode:o}), which holds more than the socket; choose one of its own", .path.display())]
-    Writable { path: PathBuf, mode: u32 },
-    /// The directory cannot be created or restricted.
-    #[error("cannot prepare directory {}", .path.display())]
-    Directory { path: PathBuf, source: io::Error },
-    /// The kernel refuses to bind the socket.
-    #[error("cannot listen on {}", .path.display())]
-    Listen { path: PathBuf, source: io::Error },
+    /// The path or its directory is unsuitable, as the text explains together with the remedy.
+    #[error("{0}")]
+    Unsuitable(String),
+    #[error("cannot {action} {}", .path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+}
+
+fn cannot_listen<E: Into<io::Error>>(path: &Path) -> impl Fn(E) -> BindError + Copy {
+    cannot("listen on", path)
+}
+
+fn cannot_prepare<E: Into<io::Error>>(directory: &Path) -> impl Fn(E) -> BindError + Copy {
+    cannot("prepare directory", directory)
+}
+
+fn cannot<E: Into<io::Error>>(action: &'static str, path: &Path) -> impl Fn(E) -> BindError + Copy {
+    move |source| BindError::Io {
+        action,
+        path: path.to_owned(),
+        source: source.into(),
+    }
 }
 
 /// Binds a stream socket that only this user may open.
@@ -58,20 +57,14 @@ pub enum BindError {
 /// See [`BindError`] for the reasons.
 pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
     let lock = prepare(path, SockType::Stream)?;
-    let listen = |source| BindError::Listen {
-        path: path.to_owned(),
-        source,
-    };
-    let listener = UnixListener::bind(path).map_err(listen)?;
+    let listener = UnixListener::bind(path).map_err(cannot_listen(path))?;
     drop(lock);
     restrict_socket(path)?;
     Ok(listener)
 }
 
 /// A lock on the directory of a socket, for which other processes wait before binding there.
-#[derive(Debug)]
-#[must_use = "another start could take the way as soon as this is dropped: listen first"]
-pub struct SocketLock(Flock<fs::File>);
+pub type SocketLock = Flock<fs::File>;
 
 /// The longest time to wait for another process that is binding its socket.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -84,7 +77,10 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// See [`BindError`] for the reasons.
 pub fn prepare(path: &Path, kind: SockType) -> Result<SocketLock, BindError> {
     if path.as_os_str().len() > 107 {
-        return Err(BindError::TooLong(path.to_owned()));
+        let (shown, length) = (path.display(), path.as_os_str().len());
+        return Err(BindError::Unsuitable(format!(
+            "socket path {shown} has {length} bytes, more than 107; choose a shorter run_dir"
+        )));
     }
     let parent = path.parent().unwrap_or_else(|| Path::new("/"));
     if !parent.exists() {
@@ -96,9 +92,24 @@ pub fn prepare(path: &Path, kind: SockType) -> Result<SocketLock, BindError> {
 }
 
 fn lock_directory(directory: &Path) -> Result<SocketLock, BindError> {
+    let starting = format!(
+        "another process is starting to listen in {} and does not finish; stop it first",
+        directory.display()
+    );
     let file = fs::File::open(directory);
-    let starting = || BindError::Starting(directory.to_owned());
-    lock_within_timeout(file, directory, starting)
+    lock(file, directory, BindError::Unsuitable(starting))
+}
+
+fn lock(
+    file: io::Result<fs::File>,
+    directory: &Path,
+    late: BindError,
+) -> Result<SocketLock, BindError> {
+    let file = file.map_err(cannot_prepare(directory))?;
+    match lock_within_timeout(file) {
+        Err(nix::Error::EWOULDBLOCK) => Err(late),
+        result => result.map_err(cannot_prepare(directory)),
+    }
 }
 
 /// Makes this process the service's only instance while the lock lives. Waits for an instance that is about to end,
@@ -108,26 +119,45 @@ fn lock_directory(directory: &Path) -> Result<SocketLock, BindError> {
 ///
 /// Fails if another process holds the lock, or if the lock file cannot be created.
 pub(crate) fn lock_instance(directory: &Path) -> Result<SocketLock, BindError> {
-    let mut options = fs::OpenOptions::new();
-    options.write(true).create(true).truncate(false).mode(0o600);
     let path = directory.join("lock");
     loop {
-        let served = || BindError::Served(directory.to_owned());
-        let lock = lock_within_timeout(options.open(&path), directory, served)?;
+        let served = BindError::Served(directory.to_owned());
+        let lock = lock(open_lock(&path), directory, served)?;
         // The previous instance may have emptied the directory, so that the next start would lock another file.
-        if lock.is_at(&path) {
+        if leads_to(&path, &lock) {
             return Ok(lock);
         }
     }
 }
 
-impl SocketLock {
-    /// Returns whether the path still leads to the locked file.
-    fn is_at(&self, path: &Path) -> bool {
-        let found = fs::metadata(path).and_then(|there| Ok((there, self.0.metadata()?)));
-        found
-            .is_ok_and(|(there, locked)| (there.dev(), there.ino()) == (locked.dev(), locked.ino()))
+/// Opens a file for [`lock_within_timeout`], and creates a missing one.
+pub fn open_lock(path: &Path) -> io::Result<fs::File> {
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    options.open(path)
+}
+
+/// Locks a file; the kernel releases the lock when the process ends.
+///
+/// # Errors
+///
+/// Fails with EWOULDBLOCK if another process holds the lock for 2 s.
+pub fn lock_within_timeout(mut file: fs::File) -> nix::Result<Flock<fs::File>> {
+    let deadline = Instant::now() + LOCK_TIMEOUT;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((same, nix::Error::EWOULDBLOCK)) if Instant::now() < deadline => file = same,
+            Err((_, error)) => return Err(error),
+        }
+        thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Returns whether the path still leads to the file.
+fn leads_to(path: &Path, file: &fs::File) -> bool {
+    let found = fs::metadata(path).and_then(|there| Ok((there, file.metadata()?)));
+    found.is_ok_and(|(there, file)| (there.dev(), there.ino()) == (file.dev(), file.ino()))
 }
 
 /// Empties a directory, but keeps the directory itself, which may be a mount point.
@@ -163,69 +193,51 @@ pub fn remove_socket(path: &Path, kind: SockType) -> Result<(), BindError> {
     }
 }
 
-/// Locks a file, with a timeout; the kernel releases the lock when the process ends.
-fn lock_within_timeout(
-    file: io::Result<fs::File>,
-    directory: &Path,
-    late: impl FnOnce() -> BindError,
-) -> Result<SocketLock, BindError> {
-    let error = |source: io::Error| BindError::Directory {
-        path: directory.to_owned(),
-        source,
-    };
-    let mut file = file.map_err(error)?;
-    let deadline = Instant::now() + LOCK_TIMEOUT;
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Ok(SocketLock(lock)),
-            Err((_, nix::Error::EWOULDBLOCK)) if Instant::now() >= deadline => return Err(late()),
-            Err((same, nix::Error::EWOULDBLOCK)) => file = same,
-            Err((_, cause)) => return Err(error(cause.into())),
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Removes a socket on which no process listens.
 fn remove_stale(path: &Path, kind: SockType) -> Result<(), BindError> {
     let Ok(found) = fs::symlink_metadata(path) else {
         return Ok(());
     };
     if !found.file_type().is_socket() {
-        return Err(BindError::NoSocket(path.to_owned()));
+        let shown = path.display();
+        return Err(BindError::Unsuitable(format!(
+            "{shown} is in the way: it is not a socket; remove it"
+        )));
     }
-    let listen = |source| BindError::Listen {
-        path: path.to_owned(),
-        source,
-    };
-    if is_served(path, kind).map_err(listen)? {
+    if is_served(path, kind).map_err(cannot_listen(path))? {
         return Err(BindError::Served(path.to_owned()));
     }
-    fs::remove_file(path).map_err(listen)
+    fs::remove_file(path).map_err(cannot_listen(path))
 }
 
-/// Creates or restricts a directory, so that only this user may enter.
-pub fn create_private_directory(path: &Path) -> Result<(), BindError> {
-    let error = |source| BindError::Directory {
-        path: path.to_owned(),
-        source,
-    };
+/// Creates or restricts a directory, so that only this user may enter. Links are not followed, because restricting the
+/// target would close it to other users.
+pub(crate) fn create_private_directory(path: &Path) -> Result<(), BindError> {
     let mut builder = fs::DirBuilder::new();
     let made = builder.recursive(true).mode(0o700).create(path);
     let found = match (fs::symlink_metadata(path), made) {
         (Ok(found), _) => found,
-        (Err(_), Err(cause)) | (Err(cause), Ok(())) => return Err(error(cause)),
+        (Err(_), Err(cause)) | (Err(cause), Ok(())) => return Err(cannot_prepare(path)(cause)),
     };
     if !found.is_dir() {
-        return Err(BindError::NoDirectory(path.to_owned()));
+        let shown = path.display();
+        return Err(BindError::Unsuitable(format!(
+            "{shown} is not a directory but a file or a symbolic link; remove it"
+        )));
     }
-    if found.uid() != nix::unistd::geteuid().as_raw() {
-        return Err(BindError::Foreign {
-            path: path.to_owned(),
-            owner: found.uid(),
-        });
+    check_owner(path, &found)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(cannot_prepare(path))
+}
+
+/// Rejects a directory of another user, who could replace the socket.
+fn check_owner(directory: &Path, found: &fs::Metadata) -> Result<(), BindError> {
+    if found.uid() == nix::unistd::geteuid().as_raw() {
+        return Ok(());
     }
-    fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(error)
+    let (shown, owner) = (directory.display(), found.uid());
+    Err(BindError::Unsuitable(format!(
+        "directory {shown} belongs to uid {owner}, not to this process; remove it or choose another run_dir"
+    )))
 }
 
 /// Restricts a directory that holds only the socket, such as a directory that the kubelet created for a `hostPath` of
@@ -237,17 +249,9 @@ pub fn create_private_directory(path: &Path) -> Result<(), BindError> {
 /// Fails if other users could replace the socket, or if the directory cannot be restricted.
 pub fn restrict_directory(socket: &Path) -> Result<(), BindError> {
     let parent = socket.parent().unwrap_or_else(|| Path::new("/"));
-    let error = |source| BindError::Directory {
-        path: parent.to_owned(),
-        source,
-    };
+    let error = cannot_prepare(parent);
     let found = fs::metadata(parent).map_err(error)?;
-    if found.uid() != nix::unistd::geteuid().as_raw() {
-        return Err(BindError::Foreign {
-            path: parent.to_owned(),
-            owner: found.uid(),
-        });
-    }
+    check_owner(parent, &found)?;
     let mode = found.mode() & 0o7777;
     if mode & 0o077 == 0 {
         return Ok(());
@@ -264,27 +268,24 @@ pub fn restrict_directory(socket: &Path) -> Result<(), BindError> {
     Ok(())
 }
 
+/// Rejects a shared directory to which others may write. To restrict it would lock its other users out.
 fn check_shared(directory: &Path, mode: u32) -> Result<(), BindError> {
+    let (directory, mode_text) = (directory.display(), format_args!("{mode:o}"));
     if mode & 0o022 != 0 {
-        return Err(BindError::Writable {
-            path: directory.to_owned(),
-            mode,
-        });
+        return Err(BindError::Unsuitable(format!(
+            "others may write to directory {directory} (mode {mode_text}), which holds more than the socket; \
+             choose one of its own"
+        )));
     }
-    let (directory, mode) = (directory.display(), format_args!("{mode:o}"));
     tracing::warn!(
-        %directory, %mode,
+        %directory, mode = %mode_text,
         "The directory of a socket is accessible to others and holds other files; use a directory of its own"
     );
     Ok(())
 }
 
 pub fn restrict_socket(path: &Path) -> Result<(), BindError> {
-    let listen = |source| BindError::Listen {
-        path: path.to_owned(),
-        source,
-    };
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(listen)
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(cannot_listen(path))
 }
 
 /// Connects, because there is no other way to find out; the listening process sees a peer that disconnects at once.
