@@ -1,10 +1,10 @@
 //! Installs the plugin: writes a temporary file, tests the file as a plugin, and renames the file.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs,
     io::{self, Read as _, Write as _},
-    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
-    path::{Path, PathBuf},
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    path::Path,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -76,7 +76,10 @@ pub fn install(source: &Path, dir: &Path) -> Result<Installed, BinaryError> {
     let temporary = files::temporary_path(dir, INPOD_CNI);
     let written = (|| {
         files::remove_temporaries(dir)?;
-        write(&temporary, &content)
+        // The umask may remove permissions that the plugin needs.
+        let make_executable =
+            |file: &fs::File| file.set_permissions(fs::Permissions::from_mode(0o755));
+        files::write_synced(&temporary, &content, make_executable)
     })();
     let failed = |source: io::Error| {
         if source.kind() == io::ErrorKind::ReadOnlyFilesystem {
@@ -101,19 +104,6 @@ fn read(source: &Path) -> Result<Vec<u8>, BinaryError> {
         path: source.to_owned(),
         source: error,
     })
-}
-
-fn write(path: &PathBuf, content: &[u8]) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    let mut file = options
-        .write(true)
-        .create_new(true)
-        .mode(0o755)
-        .open(path)?;
-    file.write_all(content)?;
-    // The umask may have removed permissions that the plugin needs.
-    file.set_permissions(fs::Permissions::from_mode(0o755))?;
-    file.sync_all()
 }
 
 /// Runs the plugin with the command VERSION, like a runtime does.
@@ -175,6 +165,8 @@ fn spawn(plugin: &Path, deadline: Instant) -> Result<Child, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     const GOOD: &str =

@@ -34,8 +34,8 @@ pub(crate) fn write_with_mode(
     mode: Option<u32>,
 ) -> io::Result<()> {
     let temporary = temporary_path(dir, name);
-    let written = write_synced(&temporary, content, None).and_then(|()| match mode {
-        Some(mode) => fs::set_permissions(&temporary, Permissions::from_mode(mode & 0o7777)),
+    let written = write_synced(&temporary, content, |file| match mode {
+        Some(mode) => file.set_permissions(Permissions::from_mode(mode & 0o7777)),
         None => Ok(()),
     });
     let put = written.and_then(|()| fs::rename(&temporary, dir.join(name)));
@@ -70,7 +70,7 @@ fn exchange_or_rename(
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ReplaceError::Raced),
         other => other?,
     };
-    write_synced(temporary, content, Some(&found))?;
+    write_synced(temporary, content, |file| copy_attributes(file, &found))?;
     match exchange(temporary, target) {
         Ok(()) => {}
         // File systems without support for the exchange (NFS, some FUSE): compare the content just before the rename.
@@ -136,8 +136,12 @@ pub(crate) fn temporary_path(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!(".{name}{TEMPORARY_SUFFIX}"))
 }
 
-/// Writes and syncs a file with mode 0600, or with the mode and the owner of `original`.
-fn write_synced(path: &Path, content: &[u8], original: Option<&fs::Metadata>) -> io::Result<()> {
+/// Writes and syncs a file with mode 0600, to which `set_attributes` may then give other attributes.
+pub(crate) fn write_synced(
+    path: &Path,
+    content: &[u8],
+    set_attributes: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
     remove(path)?;
     let mut options = OpenOptions::new();
     let mut file = options
@@ -146,14 +150,17 @@ fn write_synced(path: &Path, content: &[u8], original: Option<&fs::Metadata>) ->
         .mode(0o600)
         .open(path)?;
     file.write_all(content)?;
-    if let Some(original) = original {
-        let own = file.metadata()?;
-        if (own.uid(), own.gid()) != (original.uid(), original.gid()) {
-            restore_owner(&file, original)?;
-        }
-        file.set_permissions(Permissions::from_mode(original.mode() & 0o7777))?;
-    }
+    set_attributes(&file)?;
     file.sync_all()
+}
+
+/// Gives the file the mode and the owner of the original.
+fn copy_attributes(file: &File, original: &fs::Metadata) -> io::Result<()> {
+    let own = file.metadata()?;
+    if (own.uid(), own.gid()) != (original.uid(), original.gid()) {
+        restore_owner(file, original)?;
+    }
+    file.set_permissions(Permissions::from_mode(original.mode() & 0o7777))
 }
 
 /// Gives the file to its original owner. Without `CAP_CHOWN` the file stays with this user, because runtimes read as
