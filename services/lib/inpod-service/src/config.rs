@@ -111,7 +111,7 @@ impl Loaded {
 
     /// Deserializes the settings into the service's type, and ignores settings without a field there.
     pub(crate) fn read<C: DeserializeOwned>(&self) -> Result<C, ConfigError> {
-        let unusable = |cause| ConfigError::unusable(cause, &self.origins);
+        let unusable = |cause| ConfigError::value(cause, &self.origins);
         self.config.clone().try_deserialize().map_err(unusable)
     }
 }
@@ -122,68 +122,42 @@ pub enum ConfigError {
     /// The command line is wrong, as the text from clap explains.
     #[error("{0}")]
     Arguments(String),
-    /// The file is unreadable or no valid TOML.
-    #[error("cannot use the configuration file {}", .path.display())]
-    File {
-        /// The path as given, because the library shows a path relative to the working directory.
-        path: PathBuf,
-        source: config::ConfigError,
-    },
-    /// The value has the wrong type or cannot be parsed.
-    #[error("setting {key} from {origin} cannot be used")]
-    Value {
-        key: String,
-        /// The file, the environment or the command line.
-        origin: String,
+    /// A setting is unknown, or required and missing, as the text explains.
+    #[error("{0}")]
+    Keys(String),
+    /// The file is unreadable, or the settings have wrong types or values.
+    #[error("{problem}")]
+    Unusable {
+        problem: String,
         source: Box<config::ConfigError>,
-    },
-    /// The settings contradict each other.
-    #[error("the settings cannot be used")]
-    Build(#[source] config::ConfigError),
-    /// Neither the service nor the common list has this setting.
-    #[error("unknown setting {key} in {origin}{}", suggest(.suggestion.as_deref()))]
-    Unknown {
-        key: String,
-        /// The file, the environment or the command line.
-        origin: String,
-        /// A known setting with a similar name.
-        suggestion: Option<String>,
-    },
-    /// A required setting is missing in all sources.
-    #[error("setting {name} is required: set --{flag}, INPOD_{env}, or {name} in {file}")]
-    Missing {
-        name: &'static str,
-        flag: String,
-        /// The name of the environment variable without the prefix `INPOD_`.
-        env: String,
-        /// The path of the settings file, even if the file is missing.
-        file: String,
     },
 }
 
 impl ConfigError {
+    fn unusable(problem: String, source: config::ConfigError) -> Self {
+        let source = Box::new(source);
+        Self::Unusable { problem, source }
+    }
+
+    fn build(source: config::ConfigError) -> Self {
+        Self::unusable("the settings cannot be used".to_owned(), source)
+    }
+
     /// Reports a list entry such as `key[2]` under the name of its setting.
-    fn unusable(source: config::ConfigError, origins: &Map<String, String>) -> Self {
+    fn value(source: config::ConfigError, origins: &Map<String, String>) -> Self {
         let (config::ConfigError::Type { key: Some(key), .. }
         | config::ConfigError::At { key: Some(key), .. }) = &source
         else {
-            return Self::Build(source);
+            return Self::build(source);
         };
-        let key = key.split(['.', '[']).next().unwrap_or_default().to_owned();
-        let origin = match origins.get(&key).map(String::as_str) {
+        let key = key.split(['.', '[']).next().unwrap_or_default();
+        let origin = match origins.get(key).map(String::as_str) {
             Some(origin @ ("environment" | "command line")) => format!("the {origin}"),
             origin => origin.unwrap_or("nowhere").to_owned(),
         };
-        Self::Value {
-            key,
-            origin,
-            source: Box::new(source),
-        }
+        let problem = format!("setting {key} from {origin} cannot be used");
+        Self::unusable(problem, source)
     }
-}
-
-fn suggest(suggestion: Option<&str>) -> String {
-    suggestion.map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
 /// Loads the settings from all sources, and determines the command.
@@ -225,21 +199,19 @@ pub(crate) fn load(
         for (name, value) in values {
             builder = builder
                 .set_override(&name, value)
-                .map_err(ConfigError::Build)?;
+                .map_err(ConfigError::build)?;
             origins.insert(name, origin.clone());
         }
     }
     let missing = keys.iter().find(|key| !origins.contains_key(key.name));
     if let Some(Key { name, .. }) = missing {
         let (flag, env) = (name.replace('_', "-"), name.to_uppercase());
-        return Err(ConfigError::Missing {
-            name,
-            flag,
-            env,
-            file: file.display().to_string(),
-        });
+        let file = file.display();
+        return Err(ConfigError::Keys(format!(
+            "setting {name} is required: set --{flag}, INPOD_{env}, or {name} in {file}"
+        )));
     }
-    let config = builder.build().map_err(ConfigError::Build)?;
+    let config = builder.build().map_err(ConfigError::build)?;
     if matches.get_flag("print-config") {
         return Ok(Command::PrintConfig(print(&keys, &config, &origins)));
     }

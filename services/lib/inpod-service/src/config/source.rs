@@ -37,9 +37,10 @@ pub(super) fn from_file(
     must_exist: bool,
 ) -> Result<Map<String, Value>, ConfigError> {
     let source = File::new(&file.to_string_lossy(), FileFormat::Toml).required(must_exist);
-    let values = source.collect().map_err(|source| ConfigError::File {
-        path: file.to_owned(),
-        source,
+    let values = source.collect().map_err(|error| {
+        // The library shows a path relative to the working directory.
+        let problem = format!("cannot use the configuration file {}", file.display());
+        ConfigError::unusable(problem, error)
     })?;
     for name in values.keys() {
         known(keys, name, name, &file.display().to_string())?;
@@ -94,13 +95,13 @@ fn known(keys: &[Key], name: &str, written: &str, origin: &str) -> Result<(), Co
         .iter()
         .map(|key| (distance(key.name, name), key.name))
         .min();
-    Err(ConfigError::Unknown {
-        key: written.to_owned(),
-        origin: origin.to_owned(),
-        suggestion: nearest
-            .filter(|(distance, _)| *distance <= 3)
-            .map(|(_, name)| name.to_owned()),
-    })
+    let suggestion = match nearest {
+        Some((..=3, name)) => format!("; did you mean {name}?"),
+        Some(_) | None => String::new(),
+    };
+    Err(ConfigError::Keys(format!(
+        "unknown setting {written} in {origin}{suggestion}"
+    )))
 }
 
 /// Returns the Levenshtein distance of two names, to find misspelled settings.
