@@ -18,7 +18,7 @@ use health::Health;
 use incoming::{Connections, Incoming};
 pub use layers::ConcurrencyGroup;
 use probes::Probes;
-use reflection::{Reflection, V1, V1alpha};
+use reflection::Reflection;
 
 /// The time in which calls have to be answered and streams have to end.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -133,8 +133,8 @@ impl Server {
         let routes = self
             .routes
             .add_service(health)
-            .add_service(Reflection::<V1>::new(&names))
-            .add_service(Reflection::<V1alpha>::new(&names));
+            .add_service(Reflection::<false>::new(&names))
+            .add_service(Reflection::<true>::new(&names));
         tracing::info!(socket = %self.socket.display(), "Serving");
         let serving = tonic::transport::Server::builder()
             // HTTP/1.1 lets curl read the metrics without HTTP/2.

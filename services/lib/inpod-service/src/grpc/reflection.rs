@@ -5,75 +5,39 @@
 
 use std::{
     convert::Infallible,
-    fmt::Debug,
-    marker::PhantomData,
     pin::Pin,
     sync::{Arc, OnceLock},
     task::{Context, Poll},
 };
 
 use tonic::{Status, body::Body, server::NamedService, service::Routes};
-use tonic_reflection::server::{Builder, Error};
+use tonic_reflection::server::Builder;
 use tower::Service;
 
 /// The maximum size of a request, which holds a name.
 const MAX_MESSAGE_BYTES: usize = 64 << 10;
 
-pub(super) trait Version: Clone + Debug + Send + Sync + 'static {
-    const NAME: &'static str;
+const V1: &str = "grpc.reflection.v1.ServerReflection";
+const V1ALPHA: &str = "grpc.reflection.v1alpha.ServerReflection";
 
-    fn routes(builder: Builder<'_>) -> Result<Routes, Error>;
-}
-
+/// Server reflection in version v1alpha if `ALPHA`, otherwise in version v1.
 #[derive(Clone, Debug)]
-pub(super) struct V1;
-
-impl Version for V1 {
-    const NAME: &'static str = "grpc.reflection.v1.ServerReflection";
-
-    fn routes(builder: Builder<'_>) -> Result<Routes, Error> {
-        Ok(Routes::new(
-            builder
-                .build_v1()?
-                .max_decoding_message_size(MAX_MESSAGE_BYTES),
-        ))
-    }
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct V1alpha;
-
-impl Version for V1alpha {
-    const NAME: &'static str = "grpc.reflection.v1alpha.ServerReflection";
-
-    fn routes(builder: Builder<'_>) -> Result<Routes, Error> {
-        Ok(Routes::new(
-            builder
-                .build_v1alpha()?
-                .max_decoding_message_size(MAX_MESSAGE_BYTES),
-        ))
-    }
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Reflection<V> {
+pub(super) struct Reflection<const ALPHA: bool> {
     names: Arc<[&'static str]>,
     routes: Arc<OnceLock<Result<Routes, String>>>,
-    version: PhantomData<V>,
 }
 
-impl<V: Version> Reflection<V> {
+impl<const ALPHA: bool> Reflection<ALPHA> {
     /// Creates a reflection of the named services, with health and reflection in the list.
     pub(super) fn new(names: &Arc<[&'static str]>) -> Self {
         Self {
             names: Arc::clone(names),
             routes: Arc::default(),
-            version: PhantomData,
         }
     }
 
     fn build(&self) -> Result<Routes, String> {
-        let always = ["grpc.health.v1.Health", V1::NAME, V1alpha::NAME];
+        let always = ["grpc.health.v1.Health", V1, V1ALPHA];
         let builder = Builder::configure()
             .register_encoded_file_descriptor_set(inpod_proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -83,15 +47,24 @@ impl<V: Version> Reflection<V> {
             );
         let names = self.names.iter().copied().chain(always);
         let builder = names.fold(builder, |builder, name| builder.with_service_name(name));
-        V::routes(builder).map_err(|error| format!("cannot read the descriptors: {error}"))
+        let max = MAX_MESSAGE_BYTES;
+        let routes = match ALPHA {
+            false => builder
+                .build_v1()
+                .map(|server| Routes::new(server.max_decoding_message_size(max))),
+            true => builder
+                .build_v1alpha()
+                .map(|server| Routes::new(server.max_decoding_message_size(max))),
+        };
+        routes.map_err(|error| format!("cannot read the descriptors: {error}"))
     }
 }
 
-impl<V: Version> NamedService for Reflection<V> {
-    const NAME: &'static str = V::NAME;
+impl<const ALPHA: bool> NamedService for Reflection<ALPHA> {
+    const NAME: &'static str = if ALPHA { V1ALPHA } else { V1 };
 }
 
-impl<V: Version> Service<http::Request<Body>> for Reflection<V> {
+impl<const ALPHA: bool> Service<http::Request<Body>> for Reflection<ALPHA> {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
@@ -119,7 +92,7 @@ mod tests {
     #[test]
     fn both_versions_can_be_built_from_the_descriptors() {
         let names: Arc<[_]> = Arc::new(["inpod.netconfig.v1.NetconfigService"]);
-        Reflection::<V1>::new(&names).build().unwrap();
-        Reflection::<V1alpha>::new(&names).build().unwrap();
+        Reflection::<false>::new(&names).build().unwrap();
+        Reflection::<true>::new(&names).build().unwrap();
     }
 }
