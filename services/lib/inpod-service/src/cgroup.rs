@@ -1,6 +1,6 @@
 //! Finds out from a cgroup whether a process runs on the host or in a pod.
 
-use std::{collections::BTreeSet, fmt};
+use std::fmt;
 
 /// The paths in `/proc/<pid>/cgroup`, as seen from the cgroup namespace of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,12 +20,8 @@ impl Cgroup {
 
     /// Returns whether the process is outside of pods and containers, so that no hierarchy names either.
     pub fn is_host(&self) -> bool {
-        self.containers().next().is_none()
-    }
-
-    fn containers(&self) -> impl Iterator<Item = &str> {
-        let segments = self.0.iter().flat_map(|path| path.split('/'));
-        segments.filter(|segment| names_pod(segment) || names_container(segment))
+        let mut segments = self.0.iter().flat_map(|path| path.split('/'));
+        !segments.any(|segment| names_pod(segment) || names_container(segment))
     }
 
     /// Returns the cgroup of the process's pod. With a cgroup namespace of its own, a process sees its own path as `/`
@@ -43,12 +39,6 @@ impl Cgroup {
         };
         self.0.iter().any(below)
     }
-}
-
-/// Returns the path segments that name a pod or a container.
-pub fn cgroup_containers(text: &str) -> BTreeSet<String> {
-    let cgroup = Cgroup::parse(text);
-    cgroup.containers().map(str::to_owned).collect()
 }
 
 impl fmt::Display for Cgroup {

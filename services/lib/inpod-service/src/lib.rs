@@ -27,7 +27,6 @@ mod trace;
 pub mod uds;
 pub mod uninstall;
 
-pub use cgroup::cgroup_containers;
 pub use config::{Key, list};
 pub use deadline::deadline;
 pub use grpc::{ConcurrencyGroup, Server};
@@ -45,7 +44,7 @@ pub use uninstall::UninstallMode;
 
 use std::{
     ffi::OsString,
-    fmt, fs,
+    fs,
     future::Future,
     io::{self, Write as _},
     net::SocketAddr,
@@ -60,13 +59,13 @@ use std::{
 
 use anyhow::Context as _;
 use serde::de::DeserializeOwned;
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::watch,
+};
 use tonic::transport::{Channel, Endpoint};
 
-use crate::{
-    config::{Command, Common, ConfigError},
-    shutdown::StopHandle,
-};
+use crate::config::{Command, Common, ConfigError};
 
 /// The name, version and settings of a service.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +87,7 @@ pub struct Daemon {
     run_dir: PathBuf,
     policy: Arc<peer::Policy>,
     shutdown: Shutdown,
-    stop: StopHandle,
+    stop: watch::Sender<bool>,
     readiness: Readiness,
     metrics: Metrics,
     max_calls: usize,
@@ -125,7 +124,7 @@ impl Daemon {
 
     /// Drains the server and stops the process, like the first SIGTERM.
     pub fn stop(&self) {
-        self.stop.stop();
+        self.stop.send_replace(true);
     }
 
     /// Sets whether the process empties its directory, including socket and lock, at the end. By default the directory
@@ -196,7 +195,7 @@ where
     F: FnOnce(C, Daemon) -> Fut,
     Fut: Future<Output = anyhow::Result<()>>,
 {
-    run_on(Builder::new_current_thread(), service, run)
+    finish(service, start(Builder::new_current_thread(), service, run))
 }
 
 /// Does the same as [`main`] on two threads, for a service whose calls compute for milliseconds and must not delay one
@@ -207,22 +206,21 @@ where
     F: FnOnce(C, Daemon) -> Fut,
     Fut: Future<Output = anyhow::Result<()>>,
 {
-    run_on(two_threads(), service, run)
+    // Two threads suffice: a slow file read must not delay the next caller, and the cores are for the node's pods.
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads(2);
+    finish(service, start(builder, service, run))
 }
 
-fn run_on<C, F, Fut>(builder: Builder, service: &Service, run: F) -> ExitCode
-where
-    C: DeserializeOwned,
-    F: FnOnce(C, Daemon) -> Fut,
-    Fut: Future<Output = anyhow::Result<()>>,
-{
-    match start(builder, service, run) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            print_error(service, &error);
-            exit_code(&error)
-        }
-    }
+/// Prints an error to standard error, because the log may not exist yet.
+fn finish(service: &Service, result: anyhow::Result<()>) -> ExitCode {
+    let Err(error) = result else {
+        return ExitCode::SUCCESS;
+    };
+    let line = format!("{}: {error:#}\n", service.name);
+    // A failure to print cannot be reported anywhere.
+    io::stderr().write_all(line.as_bytes()).unwrap_or_default();
+    exit_code(&error)
 }
 
 /// Closes `/proc/<pid>/{root,mem,fd,environ}` and ptrace of this process to other processes of its user without
@@ -336,21 +334,7 @@ fn instance_id() -> anyhow::Result<String> {
     Ok(uuid.trim().to_owned())
 }
 
-/// Two threads suffice: a slow file read must not delay the next caller, and the cores are for the node's pods.
-fn two_threads() -> Builder {
-    let mut builder = Builder::new_multi_thread();
-    builder.worker_threads(2);
-    builder
-}
-
 fn runtime(mut builder: Builder) -> anyhow::Result<Runtime> {
     let built = builder.enable_all().build();
     built.context("cannot start the runtime")
-}
-
-/// Prints to standard error, because the log may not exist yet.
-fn print_error(service: &Service, error: &dyn fmt::Display) {
-    let line = format!("{}: {error:#}\n", service.name);
-    // A failure to print cannot be reported anywhere.
-    io::stderr().write_all(line.as_bytes()).unwrap_or_default();
 }

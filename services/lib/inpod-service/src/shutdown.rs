@@ -1,5 +1,3 @@
-use std::sync::Arc;
-
 use anyhow::Context as _;
 use futures_util::{Stream, StreamExt as _};
 use tokio::{
@@ -11,28 +9,17 @@ use tokio::{
 #[derive(Clone, Debug)]
 pub struct Shutdown(watch::Receiver<bool>);
 
-/// A handle that requests a shutdown without a signal.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct StopHandle(Arc<watch::Sender<bool>>);
-
-impl StopHandle {
-    pub(crate) fn stop(&self) {
-        self.0.send_replace(true);
-    }
-}
-
 impl Shutdown {
-    /// Starts a task that listens for SIGTERM and SIGINT.
-    pub(crate) fn on_signals() -> anyhow::Result<(StopHandle, Self)> {
-        let (sender, receiver) = watch::channel(false);
-        let sender = StopHandle(Arc::new(sender));
+    /// Starts a task that listens for SIGTERM and SIGINT. The returned sender requests a shutdown without a signal.
+    pub(crate) fn on_signals() -> anyhow::Result<(watch::Sender<bool>, Self)> {
+        let (sender, shutdown) = Self::manual();
         let terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
         let interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
         tokio::spawn(handle_signals(terminate, interrupt, sender.clone()));
-        Ok((sender, Self(receiver)))
+        Ok((sender, shutdown))
     }
 
-    /// Creates a shutdown for tests, requested through the returned sender.
+    /// Creates a shutdown without signals, requested through the returned sender.
     pub fn manual() -> (watch::Sender<bool>, Self) {
         let (sender, receiver) = watch::channel(false);
         (sender, Self(receiver))
@@ -53,10 +40,10 @@ impl Shutdown {
     }
 }
 
-async fn handle_signals(mut terminate: Signal, mut interrupt: Signal, stop: StopHandle) {
+async fn handle_signals(mut terminate: Signal, mut interrupt: Signal, stop: watch::Sender<bool>) {
     either_signal(&mut terminate, &mut interrupt).await;
     tracing::info!("Draining");
-    stop.stop();
+    stop.send_replace(true);
     either_signal(&mut terminate, &mut interrupt).await;
     tracing::warn!("Exiting on a second signal");
     #[expect(clippy::exit, reason = "the second signal asks for exactly this")]

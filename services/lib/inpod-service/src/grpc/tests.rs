@@ -43,7 +43,7 @@ async fn start_with(health_address: Option<SocketAddr>, max_calls: usize) -> Run
     let readiness = Readiness::default();
     readiness.require("kernel", "not looked at yet");
     let daemon = Daemon {
-        stop: crate::shutdown::StopHandle::default(),
+        stop: watch::Sender::default(),
         service,
         instance_id: "run-1".into(),
         run_dir: dir.path().to_owned(),
