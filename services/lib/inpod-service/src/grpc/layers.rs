@@ -1,12 +1,14 @@
 //! The layers of every call, from the outside in:
 //!
-//! 1. [`Span`] adds the call to every log line that follows.
-//! 2. [`CallMetrics`] counts every response, those of the layers below included.
-//! 3. [`Authorize`] rejects callers before they take up a concurrency slot.
+//! 1. [`start_span`] adds the call to every log line that follows.
+//! 2. [`metrics`] counts every response, those of the layers below included.
+//! 3. [`authorize`] rejects callers before they take up a concurrency slot.
 //! 4. [`Receive`] waits until the request is complete, before the call takes up a concurrency slot.
 //! 5. [`Limit`] rejects calls over the limit before any work.
-//! 6. [`Scrape`] answers metrics.
-//! 7. [`Deadline`] is innermost: a call that times out releases its slot at once.
+//! 6. [`scrape`] answers metrics.
+//! 7. [`deadline`] is innermost: a call that times out releases its slot at once.
+//!
+//! [`Layers::handle`] applies 1 to 3, and [`Layers::handle_authorized`] applies the others.
 
 mod authorize;
 mod deadline;
@@ -14,28 +16,18 @@ mod limit;
 mod metrics;
 mod receive;
 mod scrape;
-mod span;
 
-use std::{
-    convert::Infallible,
-    pin::Pin,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use inpod_proto::Class;
-use tonic::body::Body;
-use tower::{Layer, Service, layer::util::Stack};
+use tonic::{Status, body::Body};
+use tower::{Layer, Service, layer::layer_fn, service_fn};
+use tracing::{Instrument as _, Span};
 
-use crate::{Metrics, peer::Peer};
-use authorize::Authorize;
-use deadline::Deadline;
+use crate::{Metrics, Trace, otlp, peer::Peer};
 pub use limit::ConcurrencyGroup;
 use limit::Limit;
-use metrics::CallMetrics;
 use receive::Receive;
-use scrape::Scrape;
-use span::Span;
 
 /// The delay after which a rejected caller is advised to retry.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -43,13 +35,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 type Request = http::Request<Body>;
 type Response = http::Response<Body>;
 
-trait Step: Clone + Send + 'static {
-    /// Responds directly, or passes the call on and returns the response of `next`.
-    fn handle<N: Next>(self, call: Request, next: N) -> impl Future<Output = Response> + Send;
-}
-
-/// The rest of the stack, which reports failures only as responses.
-trait Next:
+/// The service below the layers, which is always ready and reports failures only as responses.
+pub(super) trait Next:
     Service<Request, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static
 {
 }
@@ -62,68 +49,69 @@ impl<S> Next for S where
 {
 }
 
-async fn call_next(mut next: impl Next, call: Request) -> Response {
-    match next.call(call).await {
-        Ok(answer) => answer,
-        Err(never) => match never {},
+#[derive(Debug)]
+struct Layers {
+    metrics: Metrics,
+    receive: Receive,
+    limit: Limit,
+}
+
+impl Layers {
+    async fn handle(&self, call: Request, next: impl Next) -> Response {
+        let span = start_span(&call);
+        let handled = async {
+            let open = metrics::begin(self.metrics.calls(), &call);
+            let answer = match authorize::refuse(self.metrics.calls(), &call) {
+                Some(refusal) => refusal,
+                None => self
+                    .handle_authorized(call, next)
+                    .await
+                    .unwrap_or_else(Status::into_http),
+            };
+            let answer = metrics::count(open, answer);
+            tracing::debug!("Answered");
+            answer
+        };
+        handled.instrument(span).await
+    }
+
+    async fn handle_authorized(&self, call: Request, next: impl Next) -> Result<Response, Status> {
+        let call = self.receive.complete(call).await?;
+        let slot = self.limit.acquire(&call)?;
+        let answer = match call.uri().path() {
+            crate::metrics::PATH => scrape::answer(&call, &self.metrics),
+            _ => deadline::call_next(call, next).await,
+        };
+        slot.release(answer)
     }
 }
 
-#[derive(Clone, Debug)]
-pub(super) struct StepLayer<T>(T);
-
-impl<T: Clone, S> Layer<S> for StepLayer<T> {
-    type Service = StepService<T, S>;
-
-    fn layer(&self, next: S) -> Self::Service {
-        StepService {
-            step: self.0.clone(),
-            next,
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct StepService<T, S> {
-    step: T,
-    next: S,
-}
-
-impl<T: Step, S: Next> Service<Request> for StepService<T, S> {
-    type Response = Response;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.next.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request) -> Self::Future {
-        // The instance polled ready has to take the call, so a clone replaces this instance.
-        let next = self.next.clone();
-        let ready = std::mem::replace(&mut self.next, next);
-        let answer = self.step.clone().handle(request, ready);
-        Box::pin(async move { Ok(answer.await) })
-    }
-}
-
-pub(super) type Inner = Stack<StepLayer<Deadline>, Stack<StepLayer<Scrape>, Middle>>;
-pub(super) type Middle = Stack<StepLayer<Limit>, Stack<StepLayer<Receive>, Outer>>;
-pub(super) type Outer = Stack<StepLayer<Authorize>, Stack<StepLayer<CallMetrics>, StepLayer<Span>>>;
-
-/// Builds the stack of layers in the order of this module's list.
-pub(super) fn stack(
+/// Builds the layers of this module's list.
+pub(super) fn stack<S: Next>(
     metrics: &Metrics,
     max_calls: usize,
     groups: &'static [ConcurrencyGroup],
-) -> Inner {
-    let calls = metrics.calls();
-    let outer = Stack::new(StepLayer(CallMetrics(calls.clone())), StepLayer(Span));
-    let outer = Stack::new(StepLayer(Authorize(calls.clone())), outer);
-    let middle = Stack::new(StepLayer(Receive::default()), outer);
-    let middle = Stack::new(StepLayer(Limit::new(max_calls, groups, calls)), middle);
-    let inner = Stack::new(StepLayer(Scrape(metrics.clone())), middle);
-    Stack::new(StepLayer(Deadline), inner)
+) -> impl Layer<S, Service = impl Next + use<S>> + Clone + use<S> {
+    let layers = Arc::new(Layers {
+        metrics: metrics.clone(),
+        receive: Receive::default(),
+        limit: Limit::new(max_calls, groups, metrics.calls()),
+    });
+    layer_fn(move |next: S| {
+        let layers = Arc::clone(&layers);
+        service_fn(move |call| {
+            let (layers, next) = (Arc::clone(&layers), next.clone());
+            async move { Ok(layers.handle(call, next).await) }
+        })
+    })
+}
+
+/// Starts a span with the method and the caller's trace id.
+fn start_span(call: &Request) -> Span {
+    let trace = Trace::from_headers(call.headers());
+    let span = tracing::info_span!("call", method = call.uri().path(), trace_id = trace.id());
+    otlp::serve(&span, &trace, call.uri().path());
+    span
 }
 
 /// Returns whether a path is of health, reflection or metrics.

@@ -3,34 +3,29 @@ use inpod_proto::{Class, class_of};
 use inpod_types::{Failure, Reason};
 use tonic::Status;
 
-use super::{Next, Request, Response, Step, call_next};
+use super::{Request, Response};
 use crate::{
     metrics::{self, Calls},
     peer::{Peer, UNKNOWN_PEER},
 };
 
-/// A layer that rejects callers without the right for a call's class, and logs and counts rejections.
-#[derive(Clone, Debug)]
-pub(in crate::grpc) struct Authorize(pub(super) Calls);
-
-impl Step for Authorize {
-    async fn handle<N: Next>(self, call: Request, next: N) -> Response {
-        let peer = call.extensions().get::<Peer>().unwrap_or(&UNKNOWN_PEER);
-        let path = call.uri().path();
-        let Some(class) = class(path) else {
-            let failure = Failure::new(Reason::InvalidField, format!("there is no call {path}"));
-            let status = Status::unimplemented(failure.to_string());
-            return refusal(&status, StatusCode::NOT_FOUND, &call);
-        };
-        if let Err(status) = peer.require(class, path) {
-            self.0.refuse_call(name_of(class));
-            return refusal(&status, StatusCode::FORBIDDEN, &call);
-        }
-        if class == Class::Operator {
-            tracing::info!(uid = peer.uid, pid = peer.pid, path, "An operator calls");
-        }
-        call_next(next, call).await
+/// Returns the response to a caller without the right for the call's class, and logs and counts the rejection.
+pub(super) fn refuse(calls: &Calls, call: &Request) -> Option<Response> {
+    let peer = call.extensions().get::<Peer>().unwrap_or(&UNKNOWN_PEER);
+    let path = call.uri().path();
+    let Some(class) = class(path) else {
+        let failure = Failure::new(Reason::InvalidField, format!("there is no call {path}"));
+        let status = Status::unimplemented(failure.to_string());
+        return Some(refusal(status, StatusCode::NOT_FOUND, call));
+    };
+    if let Err(status) = peer.require(class, path) {
+        calls.refuse_call(name_of(class));
+        return Some(refusal(status, StatusCode::FORBIDDEN, call));
     }
+    if class == Class::Operator {
+        tracing::info!(uid = peer.uid, pid = peer.pid, path, "An operator calls");
+    }
+    None
 }
 
 pub(super) fn class(path: &str) -> Option<Class> {
@@ -52,8 +47,8 @@ fn name_of(class: Class) -> &'static str {
 
 /// Builds a rejection for both kinds of clients. gRPC clients read the status from its header and take any HTTP status
 /// but 200 for a broken proxy, while plain HTTP clients read the HTTP status.
-fn refusal(status: &Status, plain: StatusCode, call: &Request) -> Response {
-    let mut answer = status.clone().into_http();
+fn refusal(status: Status, plain: StatusCode, call: &Request) -> Response {
+    let mut answer = status.into_http();
     let is_grpc = |value: &http::HeaderValue| value.as_bytes().starts_with(b"application/grpc");
     if !call
         .headers()

@@ -1,35 +1,33 @@
 use std::time::Duration;
 
 use inpod_types::{Failure, Reason};
+use tower::ServiceExt as _;
 
-use super::{Next, Request, Response, Step, call_next};
+use super::{Next, Request, Response};
 use crate::deadline::timeout;
 
 /// The time left for the response to arrive before the caller's deadline.
 const MARGIN: Duration = Duration::from_millis(100);
 
-/// Responds for a handler that is still at work shortly before the caller's deadline, because the timers of tonic and
-/// the client would report neither reason nor remedy.
+/// Calls the handler, and responds for a handler that is still at work shortly before the caller's deadline, because the
+/// timers of tonic and the client would report neither reason nor remedy.
 ///
 /// The handler is dropped, as when a caller disconnects, so work that must be completed runs in a task of its own. A
 /// stream has a deadline only until the stream is open.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::grpc) struct Deadline;
-
-impl Step for Deadline {
-    async fn handle<N: Next>(self, call: Request, next: N) -> Response {
-        let Some(timeout) = timeout(call.headers()) else {
-            return call_next(next, call).await;
-        };
-        let answer = tokio::time::timeout(answer_in(timeout), call_next(next, call));
-        match answer.await {
-            Ok(answer) => answer,
-            Err(_elapsed) => {
-                let message = format!("not done within the caller's {timeout:?}");
-                tracing::warn!(?timeout, "A call exceeded its deadline");
-                let failure = Failure::new(Reason::DeadlineExceeded, message);
-                inpod_proto::into_status(&failure).into_http()
-            }
+pub(super) async fn call_next(call: Request, next: impl Next) -> Response {
+    let timeout = timeout(call.headers());
+    let answer = next.oneshot(call);
+    let Some(timeout) = timeout else {
+        let Ok(answer) = answer.await;
+        return answer;
+    };
+    match tokio::time::timeout(answer_in(timeout), answer).await {
+        Ok(Ok(answer)) => answer,
+        Err(_elapsed) => {
+            let message = format!("not done within the caller's {timeout:?}");
+            tracing::warn!(?timeout, "A call exceeded its deadline");
+            let failure = Failure::new(Reason::DeadlineExceeded, message);
+            inpod_proto::into_status(&failure).into_http()
         }
     }
 }

@@ -7,28 +7,27 @@ use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 use tonic::{Code, Status, body::Body};
 
-use super::{Next, Request, Response, Step, call_next};
+use super::{Request, Response};
 use crate::metrics::{self, Calls, OpenCall};
 
-/// A layer that counts calls by method and status code, and measures their duration.
-#[derive(Clone, Debug)]
-pub(in crate::grpc) struct CallMetrics(pub(super) Calls);
+/// Measures a call, or returns `None` for a scrape, which is not counted.
+pub(super) fn begin(calls: &Calls, call: &Request) -> Option<OpenCall> {
+    let path = call.uri().path();
+    (path != metrics::PATH).then(|| calls.begin(path))
+}
 
-impl Step for CallMetrics {
-    async fn handle<N: Next>(self, call: Request, next: N) -> Response {
-        if call.uri().path() == metrics::PATH {
-            return call_next(next, call).await;
-        }
-        let mut open = self.0.begin(call.uri().path());
-        let answer = call_next(next, call).await;
-        open.answered();
-        // An immediate error has its status code in the headers.
-        if let Some(code) = code_in(answer.headers()) {
-            open.end(code);
-            return answer;
-        }
-        answer.map(|body| Body::new(CountedBody { body, open }))
+/// Counts the call by its status code, which an immediate error has in its headers, and any other response in its
+/// trailers.
+pub(super) fn count(open: Option<OpenCall>, answer: Response) -> Response {
+    let Some(mut open) = open else {
+        return answer;
+    };
+    open.answered();
+    if let Some(code) = code_in(answer.headers()) {
+        open.end(code);
+        return answer;
     }
+    answer.map(|body| Body::new(CountedBody { body, open }))
 }
 
 fn code_in(headers: &HeaderMap) -> Option<Code> {

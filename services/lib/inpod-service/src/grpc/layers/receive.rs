@@ -2,7 +2,7 @@ use std::{
     collections::BTreeMap,
     future::poll_fn,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     task::Poll,
     time::Duration,
 };
@@ -13,7 +13,7 @@ use inpod_types::{Failure, Reason};
 use tokio::{sync::oneshot, time::timeout};
 use tonic::{Status, body::Body};
 
-use super::{Next, RETRY_AFTER, Request, Response, Step, call_next, is_from_service};
+use super::{RETRY_AFTER, Request, is_from_service};
 
 /// The time in which a request has to be complete, whatever deadline the caller sets.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -21,37 +21,32 @@ const RECEIVE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The memory for incomplete requests of services, and the memory for those of all other callers.
 const MAX_INCOMPLETE_BYTES: usize = 16 << 20;
 
-/// A layer that passes a call on once its request is complete, so that an incomplete request takes no slot of [`Limit`].
+/// Completes requests before they take a slot of [`Limit`].
 ///
 /// Nearly every request is complete when its call arrives. Every incomplete request reserves the maximum size of its
 /// RPC; if the memory is used up, the oldest incomplete request is rejected.
 ///
 /// [`Limit`]: super::limit::Limit
-#[derive(Clone, Debug, Default)]
-pub(in crate::grpc) struct Receive {
-    services: Arc<Mutex<Incomplete>>,
-    others: Arc<Mutex<Incomplete>>,
+#[derive(Debug, Default)]
+pub(super) struct Receive {
+    services: Mutex<Incomplete>,
+    others: Mutex<Incomplete>,
 }
 
-impl Step for Receive {
-    async fn handle<N: Next>(self, call: Request, next: N) -> Response {
-        let path = call.uri().path();
+impl Receive {
+    /// Waits until the request is complete. Fails if the request is late, too large or rejected.
+    pub(super) async fn complete(&self, call: Request) -> Result<Request, Status> {
         // Reflection receives a stream of requests.
-        let Some(max_bytes) = inpod_proto::max_request_bytes(path) else {
-            return call_next(next, call).await;
+        let Some(max_bytes) = inpod_proto::max_request_bytes(call.uri().path()) else {
+            return Ok(call);
         };
         let incomplete = match is_from_service(&call) {
             true => &self.services,
             false => &self.others,
         };
         let (head, body) = call.into_parts();
-        match receive(body, max_bytes, incomplete).await {
-            Ok(body) => {
-                let body = Body::new(Full::new(body));
-                call_next(next, Request::from_parts(head, body)).await
-            }
-            Err(status) => status.into_http(),
-        }
+        let body = receive(body, max_bytes, incomplete).await?;
+        Ok(Request::from_parts(head, Body::new(Full::new(body))))
     }
 }
 

@@ -1,28 +1,18 @@
-use http::{HeaderValue, Method, StatusCode, header};
+use http::{Method, StatusCode};
 use tonic::body::Body;
 
-use super::{Next, Request, Response, Step, call_next};
-use crate::metrics::{self, Metrics};
+use super::{Request, Response};
+use crate::{
+    endpoint::response,
+    metrics::{CONTENT_TYPE, Metrics},
+};
 
-/// A layer that answers `GET /metrics` before any limit applies.
-#[derive(Clone, Debug)]
-pub(in crate::grpc) struct Scrape(pub(super) Metrics);
-
-impl Step for Scrape {
-    async fn handle<N: Next>(self, call: Request, next: N) -> Response {
-        if call.uri().path() != metrics::PATH {
-            return call_next(next, call).await;
-        }
-        if call.method() != Method::GET {
-            let mut answer = Response::new(Body::empty());
-            *answer.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-            return answer;
-        }
-        let mut answer = Response::new(Body::new(http_body_util::Full::from(self.0.text())));
-        let media_type = HeaderValue::from_static(metrics::CONTENT_TYPE);
-        answer
-            .headers_mut()
-            .insert(header::CONTENT_TYPE, media_type);
-        answer
+/// Answers `GET /metrics`.
+pub(super) fn answer(call: &Request, metrics: &Metrics) -> Response {
+    if call.method() == Method::GET {
+        return response(StatusCode::OK, CONTENT_TYPE, metrics.text()).map(Body::new);
     }
+    let mut answer = Response::new(Body::empty());
+    *answer.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+    answer
 }

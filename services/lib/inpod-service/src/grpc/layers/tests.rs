@@ -127,9 +127,8 @@ async fn an_error_is_counted_from_the_head() {
 #[tokio::test]
 async fn a_caller_who_goes_away_before_the_answer_or_within_it_is_counted_as_cancelled() {
     let metrics = metrics();
-    let stack = stack(&metrics, 9, &[]);
     let never = ServiceBuilder::new()
-        .layer(stack.clone())
+        .layer(stack(&metrics, 9, &[]))
         .service(waiting(&Arc::default()));
     let gone = tokio::time::timeout(Duration::from_millis(1), never.oneshot(call(CHANGE)));
     assert!(gone.await.is_err());
@@ -138,7 +137,9 @@ async fn a_caller_who_goes_away_before_the_answer_or_within_it_is_counted_as_can
         "NetconfigService/ApplyRules",
         "CANCELLED"
     ));
-    let server = ServiceBuilder::new().layer(stack).service(ready());
+    let server = ServiceBuilder::new()
+        .layer(stack(&metrics, 9, &[]))
+        .service(ready());
     drop(server.oneshot(call(LOOK)).await.unwrap());
     assert!(counted(
         &metrics,
