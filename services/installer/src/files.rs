@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use inpod_service::remove_if_exists;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 /// The suffix of temporary files, which no runtime loads.
@@ -55,7 +56,7 @@ pub(crate) fn replace(
     let replaced = exchange_or_rename(&temporary, &target, expected, content);
     remove_on_error(replaced, &temporary)?;
     // After the exchange, the temporary name holds the old content.
-    remove(&temporary)?;
+    remove_if_exists(&temporary)?;
     sync_dir(dir)?;
     Ok(())
 }
@@ -98,15 +99,8 @@ fn exchange(one: &Path, other: &Path) -> nix::Result<()> {
     renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE)
 }
 
-pub(crate) fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        Ok(()) | Err(_) => Ok(()),
-    }
-}
-
 pub(crate) fn remove_synced(dir: &Path, name: &str) -> io::Result<()> {
-    remove(&dir.join(name))?;
+    remove_if_exists(&dir.join(name))?;
     sync_dir(dir)
 }
 
@@ -121,7 +115,7 @@ pub(crate) fn remove_temporaries(dir: &Path) -> io::Result<()> {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         if name.starts_with('.') && name.ends_with(TEMPORARY_SUFFIX) {
-            remove(&entry.path())?;
+            remove_if_exists(&entry.path())?;
         }
     }
     Ok(())
@@ -142,7 +136,7 @@ pub(crate) fn write_synced(
     content: &[u8],
     set_attributes: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<()> {
-    remove(path)?;
+    remove_if_exists(path)?;
     let mut options = OpenOptions::new();
     let mut file = options
         .write(true)

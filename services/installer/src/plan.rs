@@ -12,7 +12,7 @@ use inpod_cni_config::{
 
 use crate::{
     config::Config,
-    entry, files,
+    entry,
     mode::Mode,
     record::{ChangedFile, Record},
     removal::{self, Restore},
@@ -82,7 +82,7 @@ impl DesiredChain {
     /// Removes the backups that Cilium made of inpod's files, because a later Cilium would restore these backups.
     pub(crate) fn remove_backups(&self, dir: &Path) -> io::Result<()> {
         for name in [&self.owned_file, &self.standalone_file] {
-            files::remove(&dir.join(format!("{name}.cilium_bak")))?;
+            inpod_service::remove_if_exists(&dir.join(format!("{name}.cilium_bak")))?;
         }
         Ok(())
     }

@@ -111,7 +111,7 @@ impl Record {
 
     pub fn remove(dir: &Path) -> Result<(), RecordError> {
         let path = dir.join(FILE);
-        files::remove(&path).map_err(|source| RecordError::Write { path, source })
+        inpod_service::remove_if_exists(&path).map_err(|source| RecordError::Write { path, source })
     }
 
     pub fn is_empty(&self) -> bool {

@@ -106,7 +106,7 @@ async fn remove_plugin(installer: &mut Installer) -> anyhow::Result<String> {
     }
     tokio::time::sleep(installer.config.binary_grace()).await;
     let host_path = installer.config.on_host(&path);
-    let removed = files::remove(&host_path);
+    let removed = inpod_service::remove_if_exists(&host_path);
     removed.with_context(|| format!("cannot remove {}", host_path.display()))?;
     installer.record.binary = None;
     installer.save()?;
@@ -142,7 +142,8 @@ fn remove_state(installer: &Installer) -> anyhow::Result<String> {
     drop(fs::remove_dir(&plugins));
     let dir = config.record_dir();
     Record::remove(&dir)?;
-    files::remove(&dir.join("lock")).with_context(|| format!("cannot empty {}", dir.display()))?;
+    inpod_service::remove_if_exists(&dir.join("lock"))
+        .with_context(|| format!("cannot empty {}", dir.display()))?;
     // A failed removal is ignored: other programs may keep files in the directory, or the directory is a mount.
     drop(fs::remove_dir(&dir));
     Ok("state removed".to_owned())

@@ -13,7 +13,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use inpod_service::{is_unusable, read_bounded_nofollow};
+use inpod_service::{is_unusable, read_bounded_nofollow, remove_if_exists};
 use inpod_types::{
     NetnsId, NetnsRef, NetworkName, PodRef, PodUid, Revision, SandboxRef, ServiceAccountName,
 };
@@ -259,10 +259,7 @@ impl Checkpoint {
         if let Some(injected) = crate::testing::disk_fault(true) {
             return injected.map_err(failed("remove", &path));
         }
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other.map_err(failed("remove", &path)),
-        }
+        remove_if_exists(&path).map_err(failed("remove", &path))
     }
 
     /// Returns the path of a record. Cuts long container ids, because a file name holds 255 bytes; an FNV-1a hash of

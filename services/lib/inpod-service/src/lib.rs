@@ -8,6 +8,7 @@ mod check;
 pub mod config;
 mod deadline;
 mod endpoint;
+mod files;
 mod grpc;
 mod log;
 mod log_throttle;
@@ -18,7 +19,6 @@ pub mod otlp;
 #[path = "without_otlp.rs"]
 mod otlp;
 pub mod peer;
-mod read;
 mod readiness;
 mod rlimit;
 mod shutdown;
@@ -29,13 +29,15 @@ pub mod uninstall;
 
 pub use config::{Key, list};
 pub use deadline::deadline;
+pub use files::{
+    is_unusable, read_bounded, read_bounded_nofollow, read_bounded_text, remove_if_exists,
+};
 pub use grpc::{ConcurrencyGroup, Server};
 pub use inpod_types::VERSION;
 pub use log::escape_controls;
 pub use log_throttle::throttle_log;
 pub use metrics::Metrics;
 pub use otlp::{child_span, record_attribute};
-pub use read::{is_unusable, read_bounded, read_bounded_nofollow, read_bounded_text};
 pub use readiness::{Condition, Readiness};
 pub use shutdown::Shutdown;
 pub use supervised_task::abort_on_panic;

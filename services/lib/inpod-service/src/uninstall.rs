@@ -15,7 +15,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::read_bounded_text;
+use crate::{read_bounded_text, remove_if_exists};
 
 /// The interval is short compared with the kubelet, which takes about a minute to deliver a changed ConfigMap.
 const READ_INTERVAL: Duration = Duration::from_secs(5);
@@ -138,10 +138,7 @@ impl Marker {
     }
 
     pub fn clear(&self) -> io::Result<()> {
-        match fs::remove_file(&self.0) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-            Ok(()) | Err(_) => Ok(()),
-        }
+        remove_if_exists(&self.0)
     }
 }
 

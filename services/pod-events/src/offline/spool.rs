@@ -8,7 +8,7 @@ use std::{
 };
 
 use inpod_cni::spool::{Entry, SCHEMA, SpooledVerb, now_unix_ms};
-use inpod_service::{Trace, is_unusable, read_bounded_nofollow};
+use inpod_service::{Trace, is_unusable, read_bounded_nofollow, remove_if_exists};
 use inpod_types::SandboxRef;
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -125,12 +125,12 @@ async fn replay_event(
             waiting.remove(&sandbox);
             // An ended sandbox needs no admission. The end's file is removed last, because replaying only the end is
             // harmless.
-            admission.map_or(Ok(()), |admission| remove(&admission))?;
-            remove(path)
+            admission.map_or(Ok(()), |admission| remove_if_exists(&admission))?;
+            remove_if_exists(path)
         }
         ReplayOutcome::Dropped(why) => {
             tracing::warn!(%sandbox, event = event_name, why, "Dropped a spooled event");
-            remove(path)
+            remove_if_exists(path)
         }
         ReplayOutcome::Retry(why) => {
             tracing::debug!(%sandbox, event = event_name, why, "Not yet");
@@ -144,7 +144,7 @@ fn discard(path: &Path, why: SpoolError) -> io::Result<()> {
     match why {
         SpoolError::OtherBoot => {
             tracing::info!(file = %path.display(), "Dropped a spooled event of another boot");
-            remove(path)
+            remove_if_exists(path)
         }
         SpoolError::Unreadable(why) => {
             tracing::error!(file = %path.display(), why, "Set an unreadable spool file aside");
@@ -188,16 +188,9 @@ fn remove_abandoned(entry: &fs::DirEntry) -> io::Result<()> {
     let age = SystemTime::now().duration_since(written);
     let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
     if !is_dir && age.is_ok_and(|age| age > ABANDONED_AFTER) {
-        return remove(&entry.path());
+        return remove_if_exists(&entry.path());
     }
     Ok(())
-}
-
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
 }
 
 fn failed(path: &Path, error: &io::Error) -> String {

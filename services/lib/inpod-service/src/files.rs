@@ -1,7 +1,7 @@
-//! Reads files that other programs write.
+//! Reads files that other programs write, and removes files.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, ErrorKind, Read as _},
     os::{fd::AsRawFd as _, unix::fs::OpenOptionsExt as _},
     path::Path,
@@ -46,6 +46,14 @@ pub fn is_unusable(error: &io::Error) -> bool {
     )
 }
 
+/// Removes a file, which may be missing.
+pub fn remove_if_exists(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
 fn read(path: &Path, limit: u64, flags: OFlag) -> io::Result<Vec<u8>> {
     let flags = (OFlag::O_PATH | flags).bits();
     // O_PATH opens a FIFO without waiting for its writer, and a device without an effect on it.
@@ -71,10 +79,7 @@ fn read(path: &Path, limit: u64, flags: OFlag) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        fs,
-        os::unix::{fs::symlink, net::UnixListener},
-    };
+    use std::os::unix::{fs::symlink, net::UnixListener};
 
     use nix::{sys::stat::Mode, unistd::mkfifo};
 
