@@ -6,14 +6,14 @@ mod reflection;
 
 pub(crate) use health::LIVE;
 
-use std::{convert::Infallible, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use tonic::{body::Body, server::NamedService, service::Routes};
 use tonic_health::pb::health_server::HealthServer;
 use tower::Service;
 
-use crate::{Daemon, Metrics, Readiness, Shutdown, peer::Policy, rlimit, uds};
+use crate::{Daemon, rlimit, uds};
 use health::Health;
 use incoming::{Connections, Incoming};
 pub use layers::ConcurrencyGroup;
@@ -39,13 +39,7 @@ const CONNECTION_WINDOW: u32 = 256 << 10;
 /// of its RPC.
 #[derive(Debug)]
 pub struct Server {
-    socket: PathBuf,
-    policy: Arc<Policy>,
-    shutdown: Shutdown,
-    readiness: Readiness,
-    metrics: Metrics,
-    max_calls: usize,
-    health_address: Option<SocketAddr>,
+    daemon: Daemon,
     groups: &'static [ConcurrencyGroup],
     routes: Routes,
     names: Vec<&'static str>,
@@ -54,13 +48,7 @@ pub struct Server {
 impl Server {
     pub(crate) fn new(daemon: &Daemon) -> Self {
         Self {
-            socket: crate::socket(&daemon.run_dir, daemon.service.name),
-            policy: Arc::clone(&daemon.policy),
-            shutdown: daemon.shutdown(),
-            readiness: daemon.readiness.clone(),
-            metrics: daemon.metrics.clone(),
-            max_calls: daemon.max_calls,
-            health_address: daemon.health_address,
+            daemon: daemon.clone(),
             groups: &[],
             routes: Routes::default(),
             names: Vec::new(),
@@ -92,13 +80,13 @@ impl Server {
     /// Returns the number of streams, larger than the number of admitted calls: a call that had to wait for a stream
     /// would wait for calls of every group.
     fn max_streams(&self) -> u32 {
-        let calls = self.max_calls.saturating_mul(self.groups.len() + 1);
+        let calls = self.daemon.max_calls.saturating_mul(self.groups.len() + 1);
         u32::from(SPARE_STREAMS).saturating_add(u32::try_from(calls).unwrap_or(u32::MAX))
     }
 
     /// Returns the maximum number of connections, which leaves half of the files that the process may open for work.
     fn max_connections(&self) -> usize {
-        let wanted = self.max_calls.saturating_add(SPARE_STREAMS.into());
+        let wanted = self.daemon.max_calls.saturating_add(SPARE_STREAMS.into());
         wanted.min(rlimit::max_open_files() / 2)
     }
 
@@ -109,25 +97,27 @@ impl Server {
     ///
     /// Fails if the socket cannot be bound.
     pub async fn serve(self) -> anyhow::Result<()> {
-        let listener = uds::bind(&self.socket)?;
-        if let Some(address) = self.health_address {
+        let (max_connections, max_streams) = (self.max_connections(), self.max_streams());
+        let daemon = self.daemon;
+        let socket = crate::socket(&daemon.run_dir, daemon.service.name);
+        let listener = uds::bind(&socket)?;
+        if let Some(address) = daemon.health_address {
             let probes = Probes {
-                readiness: self.readiness.clone(),
-                shutdown: self.shutdown.clone(),
+                readiness: daemon.readiness.clone(),
+                shutdown: daemon.shutdown(),
             };
             tokio::spawn(probes.serve(address));
         }
-        let max_streams = self.max_streams();
         let incoming = Incoming {
             listener,
-            policy: Arc::clone(&self.policy),
-            calls: self.metrics.calls().clone(),
-            connections: Connections::new(self.max_connections()),
+            policy: Arc::clone(&daemon.policy),
+            calls: daemon.metrics.calls().clone(),
+            connections: Connections::new(max_connections),
         };
         let names: Arc<[&'static str]> = self.names.into();
         let health = HealthServer::new(Health {
-            readiness: self.readiness,
-            shutdown: self.shutdown.clone(),
+            readiness: daemon.readiness.clone(),
+            shutdown: daemon.shutdown(),
             names: Arc::clone(&names),
         });
         let routes = self
@@ -135,7 +125,7 @@ impl Server {
             .add_service(health)
             .add_service(Reflection::<false>::new(&names))
             .add_service(Reflection::<true>::new(&names));
-        tracing::info!(socket = %self.socket.display(), "Serving");
+        tracing::info!(socket = %socket.display(), "Serving");
         let serving = tonic::transport::Server::builder()
             // HTTP/1.1 lets curl read the metrics without HTTP/2.
             .accept_http1(true)
@@ -144,11 +134,15 @@ impl Server {
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .layer(layers::stack(&self.metrics, self.max_calls, self.groups))
+            .layer(layers::stack(
+                &daemon.metrics,
+                daemon.max_calls,
+                self.groups,
+            ))
             .add_routes(routes)
-            .serve_with_incoming_shutdown(incoming.accept_all(), self.shutdown.clone().requested());
+            .serve_with_incoming_shutdown(incoming.accept_all(), daemon.shutdown().requested());
         let drained = async {
-            self.shutdown.requested().await;
+            daemon.shutdown().requested().await;
             tokio::time::sleep(DRAIN_TIMEOUT).await;
         };
         tokio::select! {

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -14,8 +14,9 @@ use tonic_health::pb::{
 
 use super::*;
 use crate::{
-    Service as Description,
+    Metrics, Readiness, Service as Description, Shutdown,
     endpoint::tests::{own_address, send},
+    peer::Policy,
 };
 
 struct Running {
