@@ -178,13 +178,14 @@ pub(crate) fn load(
         }
         Err(error) => return Err(ConfigError::Arguments(error.to_string().trim().to_owned())),
     };
-    let file = source::file(service, matches.get_one("config"));
+    let file = matches.get_one("config").cloned();
+    let file = file.unwrap_or_else(|| format!("/etc/inpod/{}.toml", service.name));
     let mut builder = Config::builder();
     let mut origins = Map::new();
     for (origin, values) in [
         ("default".to_owned(), source::defaults(&keys)),
         (
-            file.display().to_string(),
+            file.clone(),
             source::from_file(&keys, &file, matches.contains_id("config"))?,
         ),
         (
@@ -206,7 +207,6 @@ pub(crate) fn load(
     let missing = keys.iter().find(|key| !origins.contains_key(key.name));
     if let Some(Key { name, .. }) = missing {
         let (flag, env) = (name.replace('_', "-"), name.to_uppercase());
-        let file = file.display();
         return Err(ConfigError::Keys(format!(
             "setting {name} is required: set --{flag}, INPOD_{env}, or {name} in {file}"
         )));

@@ -1,49 +1,31 @@
 //! Reads each source and checks its keys against the list of settings, so that misspelled names are reported.
 
-use std::{
-    ffi::OsString,
-    path::{Path, PathBuf},
-};
+use std::ffi::OsString;
 
 use clap::ArgMatches;
 use config::{File, FileFormat, Map, Source as _, Value};
 
 use super::{ConfigError, Key};
-use crate::Service;
-
-/// Returns the path in `--config`, or else the service's default path.
-pub(super) fn file(service: &Service, given: Option<&String>) -> PathBuf {
-    given.map_or_else(
-        || {
-            Path::new("/etc/inpod")
-                .join(service.name)
-                .with_extension("toml")
-        },
-        PathBuf::from,
-    )
-}
 
 pub(super) fn defaults(keys: &[Key]) -> Map<String, Value> {
-    let with_default = keys.iter().filter_map(|key| Some((key.name, key.default?)));
-    with_default
-        .map(|(name, text)| (name.to_owned(), text.into()))
-        .collect()
+    let value = |key: &Key| Some((key.name.to_owned(), key.default?.into()));
+    keys.iter().filter_map(value).collect()
 }
 
 /// Reads the settings file and checks its keys. Without `must_exist`, as for the default path, the file may be missing.
 pub(super) fn from_file(
     keys: &[Key],
-    file: &Path,
+    file: &str,
     must_exist: bool,
 ) -> Result<Map<String, Value>, ConfigError> {
-    let source = File::new(&file.to_string_lossy(), FileFormat::Toml).required(must_exist);
+    let source = File::new(file, FileFormat::Toml).required(must_exist);
     let values = source.collect().map_err(|error| {
         // The library shows a path relative to the working directory.
-        let problem = format!("cannot use the configuration file {}", file.display());
+        let problem = format!("cannot use the configuration file {file}");
         ConfigError::unusable(problem, error)
     })?;
     for name in values.keys() {
-        known(keys, name, name, &file.display().to_string())?;
+        known(keys, name, name, file)?;
     }
     Ok(values)
 }
@@ -79,12 +61,11 @@ fn is_service_link(name: &str) -> bool {
 }
 
 pub(super) fn from_flags(keys: &[Key], matches: &ArgMatches) -> Map<String, Value> {
-    let given = keys
-        .iter()
-        .filter_map(|key| Some((key.name, matches.get_one::<String>(key.name)?)));
-    given
-        .map(|(name, text)| (name.to_owned(), text.as_str().into()))
-        .collect()
+    let value = |key: &Key| {
+        let text = matches.get_one::<String>(key.name)?;
+        Some((key.name.to_owned(), text.as_str().into()))
+    };
+    keys.iter().filter_map(value).collect()
 }
 
 fn known(keys: &[Key], name: &str, written: &str, origin: &str) -> Result<(), ConfigError> {
@@ -93,7 +74,7 @@ fn known(keys: &[Key], name: &str, written: &str, origin: &str) -> Result<(), Co
     }
     let nearest = keys
         .iter()
-        .map(|key| (distance(key.name, name), key.name))
+        .map(|key| (strsim::levenshtein(key.name, name), key.name))
         .min();
     let suggestion = match nearest {
         Some((..=3, name)) => format!("; did you mean {name}?"),
@@ -102,23 +83,4 @@ fn known(keys: &[Key], name: &str, written: &str, origin: &str) -> Result<(), Co
     Err(ConfigError::Keys(format!(
         "unknown setting {written} in {origin}{suggestion}"
     )))
-}
-
-/// Returns the Levenshtein distance of two names, to find misspelled settings.
-fn distance(left: &str, right: &str) -> usize {
-    let mut row: Vec<usize> = (0..=right.chars().count()).collect();
-    for (i, l) in left.chars().enumerate() {
-        let mut diagonal = i;
-        let mut previous = i + 1;
-        let mut next = vec![previous];
-        for (r, above) in right.chars().zip(row.iter().skip(1)) {
-            previous = (diagonal + usize::from(l != r))
-                .min(previous + 1)
-                .min(above + 1);
-            diagonal = *above;
-            next.push(previous);
-        }
-        row = next;
-    }
-    row.last().copied().unwrap_or_default()
 }
