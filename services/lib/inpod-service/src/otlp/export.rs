@@ -75,25 +75,19 @@ pub(crate) struct ExporterBuilder(Option<PendingExporter>);
 
 #[derive(Debug)]
 struct PendingExporter {
-    endpoint: Endpoint,
-    node_name: Option<String>,
+    settings: Settings,
     queue: Queue,
     spans: mpsc::Receiver<wire::Span>,
 }
 
 impl ExporterBuilder {
     pub(crate) fn new(settings: Settings) -> Self {
-        let Settings {
-            otlp_endpoint: endpoint,
-            node_name,
-        } = settings;
-        if endpoint == Endpoint::Disabled {
+        if settings.otlp_endpoint == Endpoint::Disabled {
             return Self(None);
         }
         let (queue, spans) = queue(QUEUE_CAPACITY);
         Self(Some(PendingExporter {
-            endpoint,
-            node_name,
+            settings,
             queue,
             spans,
         }))
@@ -112,7 +106,11 @@ impl ExporterBuilder {
         metrics: &Metrics,
     ) -> Exporter {
         let begin = |pending: PendingExporter| {
-            let channel = pending.endpoint.channel()?;
+            let Settings {
+                otlp_endpoint: endpoint,
+                node_name,
+            } = pending.settings;
+            let channel = endpoint.channel()?;
             let counts = pending.queue.counts;
             metrics.register(|registry| {
                 let help = "Spans by result: exported; dropped, because the queue was full; failed, because the collector was unreachable or too slow; rejected by the collector";
@@ -120,10 +118,13 @@ impl ExporterBuilder {
             });
             let (stop, stopped) = oneshot::channel();
             let sender = Sender {
-                resource: resource(service, instance_id, pending.node_name.as_deref()),
-                scope: scope(service),
+                resource: resource(service, instance_id, node_name.as_deref()),
+                scope: wire::Scope {
+                    name: "inpod".to_owned(),
+                    version: service.version.to_owned(),
+                },
                 client: Grpc::new(channel),
-                endpoint: pending.endpoint,
+                endpoint,
                 waiting: SpanReceiver {
                     spans: pending.spans,
                     stop: Some(stopped),
@@ -178,13 +179,6 @@ fn resource(service: &Service, instance_id: &str, node_name: Option<&str>) -> wi
     });
     wire::Resource {
         attributes: attributes.collect(),
-    }
-}
-
-fn scope(service: &Service) -> wire::Scope {
-    wire::Scope {
-        name: "inpod".to_owned(),
-        version: service.version.to_owned(),
     }
 }
 
