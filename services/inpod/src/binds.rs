@@ -26,18 +26,23 @@ pub(crate) async fn run(
 ) -> Result<(), CommandError> {
     let ServicePorts { ports, missing } = service_ports(node, query).await?;
     let request = ListBindsRequest {
-        pod: query.pod.clone(),
-        states: query.states.iter().map(|state| (*state).into()).collect(),
+        pod: query.selector(),
+        states: query
+            .filter
+            .states
+            .iter()
+            .map(|state| (*state).into())
+            .collect(),
         desired: Vec::new(),
-        amiss: query.unhealthy,
-        let_through: query.admitted_unenrolled,
+        amiss: query.filter.unhealthy,
+        let_through: query.filter.admitted_unenrolled,
         labels: query.labels.clone(),
         service_ports: ports,
     };
     let mut client = node.pod_events();
     let answer = client.list_binds(node.request(request));
     let answer = node.answer(POD_EVENTS, answer).await?;
-    match json::structured(query.format, &answer, "ListBindsResponse")? {
+    match json::structured(query.output.format, &answer, "ListBindsResponse")? {
         Some(text) => out.print_line(&text)?,
         None => out.print_text(&render::text(&answer.pods))?,
     }

@@ -16,9 +16,9 @@ pub(crate) async fn run(
     out: &mut Out,
 ) -> Result<(), CommandError> {
     let mut archive = Archive::new(&options.output)?;
-    parts::add_all(node, &options.doctor, &mut archive).await?;
-    if options.has_logs {
-        logs::add_all(&options.doctor.root, &mut archive)?;
+    parts::add_all(node, &options.host, &mut archive).await?;
+    if options.logs {
+        logs::add_all(&options.host.root(), &mut archive)?;
         print_error(
             "the bundle contains logs, which are not redacted: read them before you share it\n",
         );

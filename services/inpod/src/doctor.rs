@@ -11,34 +11,27 @@ mod facts;
 mod mounts;
 mod report;
 
-pub(crate) use collect::{HostPaths, OPTIONAL_SERVICES, QUERY_TIMEOUT, SERVICES, metrics};
+pub(crate) use collect::{OPTIONAL_SERVICES, QUERY_TIMEOUT, SERVICES, metrics};
 
 use crate::{
-    arguments::Format, error::CommandError, host_fs::HostFs, json, node::Node, out, out::Out,
+    arguments::{DoctorOptions, Format, HostOptions},
+    error::CommandError,
+    json,
+    node::Node,
+    out,
+    out::Out,
 };
 use check::Check;
 use codes::Verdict;
-
-#[derive(Clone, Debug)]
-pub(crate) struct DoctorOptions {
-    pub(crate) root: HostFs,
-    pub(crate) paths: HostPaths,
-    pub(crate) self_test: bool,
-    /// Leaves out checks of the node's files, which a container of inpod does not see.
-    pub(crate) services_only: bool,
-    /// Prints checks that passed, too.
-    pub(crate) verbose: bool,
-}
 
 /// Prints the report, and returns an error if a check failed.
 pub(crate) async fn run(
     node: &Node,
     options: &DoctorOptions,
-    format: Format,
     out: &mut Out,
 ) -> Result<(), CommandError> {
-    let checks = evaluate(node, options).await;
-    match format {
+    let checks = evaluate(node, &options.host, options.self_test).await;
+    match options.format {
         Format::Table | Format::Wide => {
             out.print_text(&report::text(&checks, options.verbose, out::has_colour()))?;
         }
@@ -54,20 +47,13 @@ pub(crate) async fn run(
     }
 }
 
-pub(crate) async fn as_json(node: &Node, options: &DoctorOptions) -> String {
-    report::json(&evaluate(node, options).await)
+pub(crate) async fn as_json(node: &Node, host: &HostOptions) -> String {
+    report::json(&evaluate(node, host, false).await)
 }
 
-async fn evaluate(node: &Node, options: &DoctorOptions) -> Vec<Check> {
-    let DoctorOptions {
-        root,
-        paths,
-        self_test,
-        services_only,
-        verbose: _,
-    } = options;
-    let facts = collect::collect(root, node, paths, *self_test).await;
-    match services_only {
+async fn evaluate(node: &Node, host: &HostOptions, self_test: bool) -> Vec<Check> {
+    let facts = collect::collect(node, host, self_test).await;
+    match host.services_only {
         true => checks::run_services(&facts),
         false => checks::run(&facts),
     }

@@ -46,7 +46,7 @@ pub(crate) enum CommandError {
         "the ports of Services are missing: {0}\n  What to do: pass --kubeconfig FILE or set KUBECONFIG; you need the right to list endpointslices (discovery.k8s.io) and services, and pods where a Service has no EndpointSlice."
     )]
     ServicesUnknown(Box<Self>),
-    /// Names the reachable nodes that were not done in time.
+    /// Names the reachable nodes without a result in time.
     #[error("not done in time: {0}")]
     UninstallIncomplete(String),
     /// The manifest or the injector's configuration cannot be used.

@@ -4,12 +4,12 @@ use std::{fmt::Write as _, time::SystemTime};
 
 use inpod_proto::{
     podevents::v1::{ExplainPodRequest, ExplainPodResponse, RulesReport},
-    types::v1::{NetnsId, PodSelector},
+    types::v1::NetnsId,
 };
 use inpod_service::escape_controls;
 
 use crate::{
-    arguments::Format,
+    arguments::ExplainOptions,
     display,
     error::CommandError,
     json,
@@ -21,17 +21,16 @@ use crate::{
 
 pub(crate) async fn run(
     node: &Node,
-    pod: &PodSelector,
-    format: Format,
+    options: &ExplainOptions,
     out: &mut Out,
 ) -> Result<(), CommandError> {
     let request = ExplainPodRequest {
-        pod: Some(pod.clone()),
+        pod: Some(options.selector()),
     };
     let mut client = node.pod_events();
     let answer = client.explain_pod(node.request(request));
     let answer = node.answer(POD_EVENTS, answer).await?;
-    match json::structured(format, &answer, "ExplainPodResponse")? {
+    match json::structured(options.output.format, &answer, "ExplainPodResponse")? {
         Some(json) => out.print_line(&json),
         None => out.print_text(&text(&answer, SystemTime::now())),
     }

@@ -65,7 +65,7 @@ impl HostFs {
             .fold(self.0.clone(), |path, part| path.join(part))
     }
 
-    /// Reads a file, and replaces bytes that are not UTF-8.
+    /// Reads a file, and replaces bytes outside UTF-8.
     pub(crate) fn text(&self, path: impl AsRef<Path>) -> Observed<String> {
         let path = path.as_ref();
         let read = read_bounded(&self.at(path), MAX_FILE_BYTES);

@@ -1,24 +1,15 @@
 //! `inpod inject`: injects the sidecar into a manifest like the injector does, so that the result can be reviewed.
 
-use std::{
-    io::Read as _,
-    path::{Path, PathBuf},
-};
+use std::{io::Read as _, path::Path};
 
 use inpod_injection::{Config, Injector, files};
 use serde_json::{Value, json};
 
-use crate::{error::CommandError, out::Out};
-
-#[derive(Clone, Debug)]
-pub(crate) struct InjectOptions {
-    /// The path of the manifest, or `-` for standard input.
-    pub(crate) file: PathBuf,
-    /// The path of the injector's configuration; the defaults apply if unset.
-    pub(crate) config: Option<PathBuf>,
-    /// Prints the patch of each object instead of the objects.
-    pub(crate) is_patch: bool,
-}
+use crate::{
+    arguments::{InjectOptions, InjectOutput},
+    error::CommandError,
+    out::Out,
+};
 
 /// The text for standard output, and the remarks for standard error.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,7 +24,7 @@ pub(crate) fn run(options: &InjectOptions, out: &mut Out) -> Result<(), CommandE
     let output = inject(
         &config.unwrap_or_default(),
         &read(&options.file)?,
-        options.is_patch,
+        options.output,
     )?;
     for remark in &output.remarks {
         crate::print_error(&format!("{remark}\n"));
@@ -56,7 +47,7 @@ fn read(path: &Path) -> Result<String, CommandError> {
 
 /// Injects into every object of the manifest. A rejected object fails the whole call, so that no half of a manifest is
 /// applied.
-fn inject(config: &str, text: &str, is_patch: bool) -> Result<Output, CommandError> {
+fn inject(config: &str, text: &str, form: InjectOutput) -> Result<Output, CommandError> {
     let injector = Config::parse(config).and_then(Injector::new);
     let injector = injector.map_err(|error| CommandError::Manifest(error.to_string()))?;
     let documents: Vec<Value> = serde_saphyr::from_multiple(text)
@@ -83,12 +74,11 @@ fn inject(config: &str, text: &str, is_patch: bool) -> Result<Output, CommandErr
             patches.push(json!({"object": object, "patch": patch}).to_string());
         }
     }
-    let text = if is_patch {
-        let lines = patches.into_iter().map(|line| line + "\n");
-        lines.collect()
-    } else {
-        let text = files::to_yaml(&documents);
-        text.map_err(|error| CommandError::Manifest(error.to_string()))?
+    let text = match form {
+        InjectOutput::Patch => patches.into_iter().map(|line| line + "\n").collect(),
+        InjectOutput::Yaml => {
+            files::to_yaml(&documents).map_err(|error| CommandError::Manifest(error.to_string()))?
+        }
     };
     Ok(Output { text, remarks })
 }
@@ -96,12 +86,13 @@ fn inject(config: &str, text: &str, is_patch: bool) -> Result<Output, CommandErr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use InjectOutput::{Patch, Yaml};
 
     const MANIFEST: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\nspec: {template: {spec: {containers: [{name: app, image: a}]}}}\n---\n---\napiVersion: v1\nkind: Service\nmetadata: {name: web}\n";
 
     #[test]
     fn what_makes_pods_is_injected_and_the_rest_stays() {
-        let output = inject("", MANIFEST, false).unwrap();
+        let output = inject("", MANIFEST, Yaml).unwrap();
         assert_eq!(
             output.remarks,
             ["Deployment web: injected", "Service web: creates no pods"]
@@ -112,12 +103,12 @@ mod tests {
             "istio-proxy"
         );
         assert_eq!(documents[1]["metadata"]["name"], "web");
-        assert_eq!(inject("", &output.text, false).unwrap().text, output.text);
+        assert_eq!(inject("", &output.text, Yaml).unwrap().text, output.text);
     }
 
     #[test]
     fn a_patch_of_each_object_leads_to_the_same() {
-        let output = inject("", MANIFEST, true).unwrap();
+        let output = inject("", MANIFEST, Patch).unwrap();
         let lines: Vec<Value> = output
             .text
             .lines()
@@ -139,18 +130,18 @@ mod tests {
             "{spec: {containers",
             "{metadata: {annotations: {sidecar.istio.io/logLevel: 'a b'}}, spec: {containers",
         );
-        let error = inject("", &wrong, false).unwrap_err().to_string();
+        let error = inject("", &wrong, Yaml).unwrap_err().to_string();
         assert!(
             error.contains("Deployment web") && error.contains("sidecar.istio.io/logLevel"),
             "{error}"
         );
-        let error = inject("templates: {x: '{{ }}'}", MANIFEST, false)
+        let error = inject("templates: {x: '{{ }}'}", MANIFEST, Yaml)
             .unwrap_err()
             .to_string();
         assert!(
             error.contains("Go template") && error.contains("line 1"),
             "{error}"
         );
-        assert!(inject("", "a: [", false).is_err());
+        assert!(inject("", "a: [", Yaml).is_err());
     }
 }

@@ -33,7 +33,7 @@ use std::{
 };
 
 use crate::{
-    arguments::{Arguments, Command, ParseError},
+    arguments::{Arguments, Command, Mode},
     error::CommandError,
     node::Node,
     out::Out,
@@ -41,13 +41,14 @@ use crate::{
 
 /// Runs a command line, which starts with the program's name. The exit codes are documented in `--help`.
 pub fn main(command_line: impl Iterator<Item = OsString>) -> ExitCode {
-    let arguments = match Arguments::parse(command_line) {
+    let arguments = match Arguments::from_command_line(command_line) {
         Ok(arguments) => arguments,
-        Err(ParseError::Help(text)) => return ended(Out::stdout().print_text(&text)),
-        Err(ParseError::Usage(text)) => {
-            print_error(&text);
+        Err(error) if error.use_stderr() => {
+            print_error(&error.to_string());
             return ExitCode::from(2);
         }
+        // The user asked for help or the version.
+        Err(text) => return ended(Out::stdout().print_text(&text.to_string())),
     };
     ended(run(&arguments))
 }
@@ -64,18 +65,19 @@ fn run(arguments: &Arguments) -> Result<(), CommandError> {
         match &arguments.command {
             Command::Pods(query) if query.watch => watch::run(&node, query, &mut out).await,
             Command::Pods(query) => pods::run(&node, query, &mut out).await,
-            Command::Explain(pod, format) => explain::run(&node, pod, *format, &mut out).await,
+            Command::Explain(options) => explain::run(&node, options, &mut out).await,
             Command::Binds(query) => binds::run(&node, query, &mut out).await,
-            Command::Resync(pod, format) => resync::run(&node, pod, *format, &mut out).await,
+            Command::Resync(options) => resync::run(&node, options, &mut out).await,
             Command::Status => status::run(&node, &mut out).await,
-            Command::Doctor(options, format) => {
+            Command::Doctor(options) => {
                 let node = node.with_timeout(arguments.timeout.min(doctor::QUERY_TIMEOUT));
-                doctor::run(&node, options, *format, &mut out).await
+                doctor::run(&node, options, &mut out).await
             }
             Command::Bundle(options) => bundle::run(&node, options, &mut out).await,
-            Command::Uninstall(options) => uninstall::run(options, &mut out).await,
+            Command::Uninstall(options) => uninstall::run(Mode::Uninstall, options, &mut out).await,
+            Command::Handover(options) => uninstall::run(Mode::Handover, options, &mut out).await,
             Command::Inject(options) => inject::run(options, &mut out),
-            Command::Completion(script) => out.print_text(script),
+            Command::Completion { shell } => out.print_text(&arguments::completion_script(*shell)),
         }
     })
 }

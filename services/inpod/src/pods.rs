@@ -2,10 +2,7 @@
 
 use std::time::SystemTime;
 
-use inpod_proto::{
-    podevents::v1::{GetStatusRequest, ListPodsRequest, PodSummary},
-    types::v1::PodSelector,
-};
+use inpod_proto::podevents::v1::{GetStatusRequest, ListPodsRequest, PodSummary};
 
 use inpod_service::escape_controls;
 
@@ -36,20 +33,25 @@ const WIDE_HEADER: [&str; 11] = [
 
 pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), CommandError> {
     let request = ListPodsRequest {
-        pod: selector(query),
-        states: query.states.iter().map(|state| (*state).into()).collect(),
+        pod: query.filter.selector(),
+        states: query
+            .filter
+            .states
+            .iter()
+            .map(|state| (*state).into())
+            .collect(),
         desired: Vec::new(),
-        amiss: query.unhealthy,
-        let_through: query.admitted_unenrolled,
+        amiss: query.filter.unhealthy,
+        let_through: query.filter.admitted_unenrolled,
     };
     let mut client = node.pod_events();
     let answer = client.list_pods(node.request(request));
     let answer = node.answer(POD_EVENTS, answer).await?;
-    match json::structured(query.format, &answer, "ListPodsResponse")? {
+    match json::structured(query.output.format, &answer, "ListPodsResponse")? {
         Some(text) => out.print_line(&text),
         None => {
             let notice = kill_switch_notice(node).await;
-            out.print_text(&(table(&answer.pods, query.format) + &notice))
+            out.print_text(&(table(&answer.pods, query.output.format) + &notice))
         }
     }
 }
@@ -67,14 +69,6 @@ async fn kill_switch_notice(node: &Node) -> String {
             "\nThe kill switch is on: {}\n",
             escape_controls(&switch.message)
         )
-    })
-}
-
-pub(crate) fn selector(query: &PodQuery) -> Option<PodSelector> {
-    let namespace = query.namespace.clone()?;
-    Some(PodSelector {
-        namespace,
-        ..PodSelector::default()
     })
 }
 

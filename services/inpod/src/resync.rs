@@ -1,9 +1,9 @@
 //! `inpod resync`: re-verifies pods, repairs drift and retries pending work.
 
-use inpod_proto::{podevents::v1::ResyncRequest, types::v1::PodSelector};
+use inpod_proto::podevents::v1::ResyncRequest;
 
 use crate::{
-    arguments::Format,
+    arguments::ResyncOptions,
     error::CommandError,
     json,
     node::{Node, POD_EVENTS},
@@ -14,11 +14,13 @@ use crate::{
 /// Resyncs the pods and prints their state afterwards.
 pub(crate) async fn run(
     node: &Node,
-    pod: &Option<PodSelector>,
-    format: Format,
+    options: &ResyncOptions,
     out: &mut Out,
 ) -> Result<(), CommandError> {
-    let request = ResyncRequest { pod: pod.clone() };
+    let format = options.output.format;
+    let request = ResyncRequest {
+        pod: options.pod.clone(),
+    };
     let mut client = node.pod_events();
     let answer = client.resync(node.request(request));
     let answer = node.answer(POD_EVENTS, answer).await?;

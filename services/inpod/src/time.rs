@@ -20,7 +20,7 @@ pub(crate) fn ahead(at: Option<Timestamp>, now: SystemTime) -> String {
     })
 }
 
-/// Formats a duration in its two largest units.
+/// Formats a duration in the two largest units.
 fn span(time: Duration) -> String {
     let seconds = time.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);

@@ -28,7 +28,7 @@ use crate::{
 };
 use progress::{NodeProgress, installer_image, progress_by_node};
 
-/// The ConfigMap that holds the request, and the key of the mode.
+/// The ConfigMap of the request, and the key of the mode.
 const CONFIG_MAP: &str = "inpod-leave";
 const MODE_KEY: &str = "mode";
 
@@ -45,22 +45,26 @@ struct Cluster {
 }
 
 /// Writes the request and prints the progress of each node until no reachable node is unfinished, or until the timeout.
-pub(crate) async fn run(options: &UninstallOptions, out: &mut Out) -> Result<(), CommandError> {
+pub(crate) async fn run(
+    mode: Mode,
+    options: &UninstallOptions,
+    out: &mut Out,
+) -> Result<(), CommandError> {
     let cluster = Cluster::connect(options).await?;
-    let since = cluster.request(options.mode).await?;
-    let (namespace, mode) = (&cluster.namespace, options.mode.as_str());
-    out.print_line(&format!("set ConfigMap {namespace}/{CONFIG_MAP} to {mode}; kubelets deliver it to the agent within about a minute"))?;
+    let since = cluster.request(mode).await?;
+    let (namespace, name) = (&cluster.namespace, mode.as_str());
+    out.print_line(&format!("set ConfigMap {namespace}/{CONFIG_MAP} to {name}; kubelets deliver it to the agent within about a minute"))?;
     let deadline = Instant::now() + options.timeout;
     let mut reported = BTreeMap::new();
     loop {
-        let observed = cluster.observe(options.mode, since).await;
+        let observed = cluster.observe(mode, since).await;
         match observed {
             Ok((nodes, image)) => {
                 report_changes(&nodes, &mut reported, out)?;
                 let is_late = Instant::now() >= deadline;
                 let waiting = nodes.values().any(NodeProgress::is_waiting);
                 if !waiting || is_late {
-                    return report_result(&nodes, options.mode, &image, out);
+                    return report_result(&nodes, mode, &image, out);
                 }
             }
             Err(error) if error.is_final || Instant::now() >= deadline => return Err(error.error),
@@ -88,7 +92,7 @@ fn report_changes(
     Ok(())
 }
 
-/// Prints a command for each unfinished node, and fails if one of these nodes is reachable.
+/// Prints a command for each unfinished node, and fails if any unfinished node is reachable.
 fn report_result(
     nodes: &BTreeMap<String, NodeProgress>,
     mode: Mode,

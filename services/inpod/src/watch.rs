@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use tonic::Request;
 
 use crate::{
-    arguments::{Format, PodQuery},
+    arguments::{Format, PodFilter, PodQuery},
     error::CommandError,
     json,
     node::{Node, POD_EVENTS, is_behind},
@@ -42,7 +42,7 @@ pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<
 async fn watch(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), CommandError> {
     // The request has no timeout, because a timeout would end the whole stream.
     let request = Request::new(WatchEnrollmentsRequest {
-        pod: pods::selector(query),
+        pod: query.filter.selector(),
     });
     let mut client = node.pod_events();
     let mut stream = node
@@ -74,7 +74,7 @@ impl<'a> Screen<'a> {
     fn new(query: &'a PodQuery) -> Self {
         Self {
             query,
-            table: pods::empty(query.format),
+            table: pods::empty(query.output.format),
             complete: false,
             shown: BTreeSet::new(),
         }
@@ -89,10 +89,10 @@ impl<'a> Screen<'a> {
             return Ok(());
         }
         const NAME: &str = "WatchEnrollmentsResponse";
-        if self.query.format == Format::Json {
+        if self.query.output.format == Format::Json {
             return out.print_line(&json::line(response, NAME)?);
         }
-        match json::structured(self.query.format, response, NAME)? {
+        match json::structured(self.query.output.format, response, NAME)? {
             Some(text) => out.print_line(&format!("---\n{text}")),
             None => out.print_text(&self.lines(response)),
         }
@@ -102,7 +102,7 @@ impl<'a> Screen<'a> {
         match &response.event {
             Some(Event::Pod(pod)) => {
                 let key = key(pod.pod.as_ref());
-                if matches_query(self.query, pod) {
+                if matches_filter(&self.query.filter, pod) {
                     self.shown.insert(key);
                     true
                 } else {
@@ -133,10 +133,10 @@ impl<'a> Screen<'a> {
     }
 }
 
-fn matches_query(query: &PodQuery, pod: &PodSummary) -> bool {
-    (query.states.is_empty() || query.states.contains(&pod.state()))
-        && (!query.unhealthy || pod.last_failure.is_some() || pod.let_through)
-        && (!query.admitted_unenrolled || pod.let_through)
+fn matches_filter(filter: &PodFilter, pod: &PodSummary) -> bool {
+    (filter.states.is_empty() || filter.states.contains(&pod.state()))
+        && (!filter.unhealthy || pod.last_failure.is_some() || pod.let_through)
+        && (!filter.admitted_unenrolled || pod.let_through)
 }
 
 #[cfg(test)]
@@ -144,6 +144,7 @@ mod tests {
     use inpod_proto::podevents::v1::{PodState, StateComplete};
 
     use super::*;
+    use crate::arguments::Output;
 
     fn response(event: Event) -> WatchEnrollmentsResponse {
         WatchEnrollmentsResponse { event: Some(event) }
@@ -167,12 +168,14 @@ mod tests {
 
     fn query(states: Vec<PodState>) -> PodQuery {
         PodQuery {
-            namespace: None,
-            states,
-            unhealthy: false,
-            admitted_unenrolled: false,
+            filter: PodFilter {
+                states,
+                ..PodFilter::default()
+            },
             watch: true,
-            format: Format::Table,
+            output: Output {
+                format: Format::Table,
+            },
         }
     }
 

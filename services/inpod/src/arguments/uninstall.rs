@@ -2,9 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Arg, ArgMatches, Command};
-
-use super::{path, string, text};
+use clap::Args;
 
 /// Selects how much of inpod stays on the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,17 +22,24 @@ impl Mode {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct UninstallOptions {
-    pub(crate) mode: Mode,
+    /// Namespace of inpod; the namespace of the kubeconfig's context if omitted.
+    #[arg(short, long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
+    /// Name of the agent's DaemonSet, and of the label app.kubernetes.io/name on its pods.
+    #[arg(long, value_name = "NAME", default_value = "inpod")]
     pub(crate) daemonset: String,
+    // Replaces the global option of the same name, which limits the answer of one service.
+    #[arg(help = "How long to wait for the nodes, such as 90s or 5m", long, value_name = "TIME", value_parser = parse_duration, default_value = "5m")]
     pub(crate) timeout: Duration,
+    /// Kubeconfig file; found like kubectl does, or the pod's service account, if omitted.
+    #[arg(long, value_name = "PATH")]
     pub(crate) kubeconfig: Option<PathBuf>,
 }
 
 /// Accepts `90`, `90s`, `5m` or `1h`.
-fn duration(text: &str) -> Result<Duration, String> {
+fn parse_duration(text: &str) -> Result<Duration, String> {
     let units = [("s", 1), ("m", 60), ("h", 3600), ("", 1)];
     let unit = units.iter().find(|(unit, _)| text.ends_with(unit));
     let (unit, seconds) = unit.copied().unwrap_or(("", 1));
@@ -45,77 +50,21 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-fn arguments() -> [Arg; 4] {
-    [
-        text(
-            "namespace",
-            "Namespace of inpod; the namespace of the kubeconfig's context if omitted",
-        )
-        .short('n'),
-        text(
-            "daemonset",
-            "Name of the agent's DaemonSet, and of the label app.kubernetes.io/name on its pods",
-        )
-        .default_value("inpod"),
-        // Replaces the global option of the same name, which limits the answer of one service.
-        Arg::new("timeout")
-            .long("timeout")
-            .value_name("TIME")
-            .value_parser(duration)
-            .default_value("5m")
-            .help("How long to wait for the nodes, such as 90s or 5m"),
-        path(
-            "kubeconfig",
-            "Kubeconfig file; found like kubectl does, or the pod's service account, if omitted",
-        ),
-    ]
-}
-
-pub(super) fn uninstall() -> Command {
-    Command::new("uninstall")
-        .about("Remove inpod from every node: withdraw all pods and revert every change to the host. Uses your Kubernetes credentials; run it before helm uninstall")
-        .args(arguments())
-}
-
-pub(super) fn handover() -> Command {
-    Command::new("handover")
-        .about("Remove inpod from every node but keep rules, listeners and annotations for the agent that replaces it. Uses your Kubernetes credentials")
-        .args(arguments())
-}
-
-pub(super) fn options(mode: Mode, matches: &ArgMatches) -> UninstallOptions {
-    UninstallOptions {
-        mode,
-        namespace: string(matches, "namespace"),
-        daemonset: string(matches, "daemonset").unwrap_or_default(),
-        timeout: matches.get_one("timeout").copied().unwrap_or_default(),
-        kubeconfig: matches.get_one::<PathBuf>("kubeconfig").cloned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Command, ParseError, tests::parse},
+        super::{Command, tests::parse},
         *,
     };
 
-    fn parsed(line: &str) -> UninstallOptions {
-        let Command::Uninstall(options) = parse(line).unwrap().command else {
-            panic!("{line}");
-        };
-        options
-    }
-
     #[test]
-    fn uninstall_and_handover_differ_in_their_mode() {
-        for (line, mode) in [
-            ("inpod uninstall", Mode::Uninstall),
-            ("inpod handover", Mode::Handover),
-        ] {
-            assert_eq!(parsed(line).mode, mode, "{line}");
-        }
-        let options = parsed("inpod uninstall -n mesh --timeout 90s");
+    fn uninstall_and_handover_share_their_options() {
+        let handover = parse("inpod handover").unwrap().command;
+        assert!(matches!(handover, Command::Handover(_)));
+        let uninstall = parse("inpod uninstall -n mesh --timeout 90s").unwrap();
+        let Command::Uninstall(options) = uninstall.command else {
+            panic!("no uninstall");
+        };
         assert_eq!(options.timeout, Duration::from_secs(90));
         assert_eq!(
             (options.namespace.as_deref(), options.daemonset.as_str()),
@@ -125,7 +74,7 @@ mod tests {
             "inpod handover --timeout 0m",
             "inpod uninstall --mode uninstall",
         ] {
-            assert!(matches!(parse(line), Err(ParseError::Usage(_))), "{line}");
+            assert!(parse(line).is_err_and(|error| error.use_stderr()), "{line}");
         }
     }
 }

@@ -42,13 +42,14 @@ pub(super) async fn ports(node: &Node, query: &BindsQuery) -> Result<ServicePort
     let mut client = node.pod_events();
     let status = client.get_status(node.request(GetStatusRequest {}));
     let here = node.answer(POD_EVENTS, status).await?.node_name;
-    let namespace = query.pod.as_ref().map(|pod| pod.namespace.as_str());
+    let namespace = query.selector().map(|pod| pod.namespace);
+    let namespace = namespace.filter(|namespace| !namespace.is_empty());
     let mut found = ServicePorts::default();
     let result = match kubernetes::connect(query.kubeconfig.as_deref()).await {
         Ok((client, _)) => {
             let query_ = Query {
                 client,
-                namespace: namespace.filter(|namespace| !namespace.is_empty()),
+                namespace: namespace.as_deref(),
                 node: &here,
             };
             query_.all(&mut found.ports).await

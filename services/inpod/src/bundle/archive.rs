@@ -20,13 +20,13 @@ const TOTAL_TIMEOUT: Duration = Duration::from_secs(120);
 
 const MAX_TOTAL_BYTES: usize = 64 << 20;
 
-/// The directory within the archive that contains all parts.
+/// The directory of all parts within the archive.
 const TOP_DIRECTORY: &str = "inpod-bundle";
 
-/// The path that stands for standard output.
+/// The path for standard output.
 pub(super) const STDOUT: &str = "-";
 
-/// An archive that only its owner can read.
+/// An archive with mode 0600.
 pub(super) struct Archive {
     path: PathBuf,
     tar: Builder<BufWriter<File>>,

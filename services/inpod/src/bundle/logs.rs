@@ -12,7 +12,7 @@ use crate::{
     host_fs::{HostFs, Observed},
 };
 
-/// The most bytes of a log that are collected; only the end of a longer log is kept.
+/// The most bytes collected of a log; only the end of a longer log is kept.
 const MAX_LOG_BYTES: u64 = 2 << 20;
 
 /// The kubelet's log directory, which has a directory per pod (`NAMESPACE_NAME_UID`) and below a directory per

@@ -13,24 +13,25 @@ use inpod_proto::{
 
 use super::archive::Archive;
 use crate::{
-    doctor::{self, DoctorOptions},
+    arguments::HostOptions,
+    doctor,
     error::CommandError,
     host_fs::Observed,
     json,
     node::{BROKER, NETCONFIG, Node, POD_EVENTS},
 };
 
-/// The most pods, and the most network namespaces, that are described one by one.
+/// The most pods, and the most network namespaces, to describe separately.
 const MAX_ITEMS: usize = 500;
 
 pub(super) async fn add_all(
     node: &Node,
-    doctor: &DoctorOptions,
+    host: &HostOptions,
     to: &mut Archive,
 ) -> Result<(), CommandError> {
     let asking = node.with_timeout(doctor::QUERY_TIMEOUT);
     let node = &asking;
-    let report = async { Ok(doctor::as_json(node, doctor).await) };
+    let report = async { Ok(doctor::as_json(node, host).await) };
     to.add("doctor.json", report).await?;
     pods(node, to).await?;
     netns(node, to).await?;
@@ -160,7 +161,7 @@ fn name(part: &str, number: usize, of: &str) -> String {
     format!("{part}/{number:03}-{}.json", plain(of))
 }
 
-/// Replaces the characters that a file name in an archive does not permit.
+/// Replaces the characters forbidden in file names of an archive.
 fn plain(name: &str) -> String {
     let plain = |c: char| match c {
         c if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') => c,

@@ -80,7 +80,7 @@ pub(crate) fn networks(root: &HostFs, directory: &str) -> Observed<Option<Vec<Ne
     Ok(Some(networks.filter_map(read).collect()))
 }
 
-/// Lists the files that Cilium has renamed because of its setting `cni.exclusive`.
+/// Lists the files renamed by Cilium because of the setting `cni.exclusive`.
 pub(crate) fn renamed(root: &HostFs, directory: &str) -> Vec<String> {
     let names = root.names(directory).ok().flatten().unwrap_or_default();
     let is_renamed = |name: &String| name.ends_with(".cilium_bak");

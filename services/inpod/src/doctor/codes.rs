@@ -1,4 +1,4 @@
-//! The closed list of the problems that doctor can report.
+//! The closed list of the problems known to doctor.
 
 use std::fmt;
 

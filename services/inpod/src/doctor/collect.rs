@@ -11,6 +11,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{chain, chain::Chain, facts::Facts, mounts};
 use crate::{
+    arguments::HostOptions,
     host_fs::{HostFs, Observed},
     node::Node,
 };
@@ -29,16 +30,6 @@ pub(crate) const OPTIONAL_SERVICES: [&str; 2] = ["repair", "injector"];
 /// The limit of one call. The limit is short, because doctor is run on nodes where some service hangs.
 pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The paths on the host; the runtime's directories are used if the CNI directories are unset.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct HostPaths {
-    pub(crate) cni_conf_dir: Option<String>,
-    pub(crate) cni_bin_dir: Option<String>,
-    pub(crate) plugin_state_dir: String,
-    pub(crate) zds_socket: String,
-    pub(crate) run_dir: String,
-}
-
 /// The sysctls to read, as paths below `/proc/sys`.
 const SYSCTLS: [&str; 10] = [
     "net/ipv4/conf/all/rp_filter",
@@ -53,12 +44,8 @@ const SYSCTLS: [&str; 10] = [
     "fs/file-max",
 ];
 
-pub(crate) async fn collect(
-    root: &HostFs,
-    node: &Node,
-    paths: &HostPaths,
-    self_test: bool,
-) -> Facts {
+pub(crate) async fn collect(node: &Node, paths: &HostOptions, self_test: bool) -> Facts {
+    let root = &paths.root();
     let services = services::all(root, node, &paths.run_dir).await;
     let answers = rpc::all(node, self_test).await;
     let (release, features) = kernel::kernel(root);
@@ -117,7 +104,7 @@ fn sysctls(root: &HostFs) -> BTreeMap<&'static str, Observed<String>> {
 
 /// Reads the network configurations from the directories that the caller names, or else from the directories of the
 /// runtime.
-pub(crate) fn network_chain(root: &HostFs, paths: &HostPaths) -> Chain {
+pub(crate) fn network_chain(root: &HostFs, paths: &HostOptions) -> Chain {
     let found = runtime::directories(root);
     let given = |given: &Option<String>, found: String| given.clone().unwrap_or(found);
     let directory = given(&paths.cni_conf_dir, found.conf);

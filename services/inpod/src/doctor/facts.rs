@@ -13,7 +13,7 @@ use crate::host_fs::Observed;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
-    /// The release of the kernel, as uname(2) returns it.
+    /// The release of the kernel, from uname(2).
     pub(crate) release: Observed<String>,
     pub(crate) features: BTreeMap<&'static str, Presence>,
     /// The mounts in the namespace of the node's first process.
@@ -107,7 +107,7 @@ pub(crate) struct Process {
 pub(crate) struct Zds {
     pub(crate) path: String,
     pub(crate) socket: Observed<Option<Inode>>,
-    /// The processes that listen on the socket, by pid and command.
+    /// The processes listening on the socket, by pid and command.
     pub(crate) holders: Observed<Vec<(i32, String)>>,
 }
 

@@ -72,7 +72,7 @@ pub(crate) fn above<'a>(mounts: &'a [Mount], path: &str) -> Option<&'a Mount> {
     found
 }
 
-/// Returns the network namespaces that are mounted below a directory.
+/// Returns the network namespaces mounted below a directory.
 pub(crate) fn netns_below<'a>(
     mounts: &'a [Mount],
     directory: &'a str,

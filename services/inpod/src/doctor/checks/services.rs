@@ -45,7 +45,7 @@ const CONDITION_SERVICES: [(&str, &[&str]); 4] = [
     ("in-step", &["netconfig", "ztunnel-broker"]),
 ];
 
-/// The broker's condition that requires a connected ztunnel.
+/// The broker's condition for a connected ztunnel.
 const BROKER_ZTUNNEL_CONDITION: &str = "ztunnel-broker/ztunnel";
 
 fn is_without_ztunnel(facts: &Facts) -> bool {

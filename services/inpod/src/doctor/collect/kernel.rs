@@ -1,4 +1,4 @@
-//! Gathers facts about the kernel's release, its features and its security modules.
+//! Gathers facts about the kernel's release, features and security modules.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Gathers facts about the container runtime, its CNI directories and the plugin.
+//! Gathers facts about the container runtime, the CNI directories and the plugin.
 
 use std::{
     io::Write as _,

@@ -6,7 +6,7 @@ use std::{
 
 use super::{
     super::facts::{Directory, Inode, Kind, Space},
-    HostPaths,
+    HostOptions,
 };
 use crate::host_fs::{HostFs, Observed};
 
@@ -39,7 +39,7 @@ pub(super) fn inode(root: &HostFs, path: &str) -> Observed<Option<Inode>> {
     }
 }
 
-pub(super) fn directories(root: &HostFs, paths: &HostPaths) -> Vec<Directory> {
+pub(super) fn directories(root: &HostFs, paths: &HostOptions) -> Vec<Directory> {
     let checkpoint = format!("{}/pod-events", paths.run_dir);
     let paths = [
         checkpoint,
