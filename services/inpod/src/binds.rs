@@ -12,7 +12,7 @@ use crate::{
     arguments::BindsQuery,
     error::CommandError,
     json,
-    node::{Node, POD_EVENTS},
+    node::{Node, PodEvents},
     out::Out,
     print_error,
 };
@@ -39,9 +39,7 @@ pub(crate) async fn run(
         labels: query.labels.clone(),
         service_ports: ports,
     };
-    let mut client = node.pod_events();
-    let answer = client.list_binds(node.request(request));
-    let answer = node.answer(POD_EVENTS, answer).await?;
+    let answer = node.ask(request, PodEvents::list_binds).await?;
     match json::structured(query.output.format, &answer, "ListBindsResponse")? {
         Some(text) => out.print_line(&text)?,
         None => out.print_text(&render::text(&answer.pods))?,

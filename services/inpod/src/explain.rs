@@ -13,7 +13,7 @@ use crate::{
     display,
     error::CommandError,
     json,
-    node::{Node, POD_EVENTS},
+    node::{Node, PodEvents},
     out::Out,
     table::Table,
     time,
@@ -27,9 +27,7 @@ pub(crate) async fn run(
     let request = ExplainPodRequest {
         pod: Some(options.selector()),
     };
-    let mut client = node.pod_events();
-    let answer = client.explain_pod(node.request(request));
-    let answer = node.answer(POD_EVENTS, answer).await?;
+    let answer = node.ask(request, PodEvents::explain_pod).await?;
     match json::structured(options.output.format, &answer, "ExplainPodResponse")? {
         Some(json) => out.print_line(&json),
         None => out.print_text(&text(&answer, SystemTime::now())),

@@ -21,13 +21,48 @@ pub(crate) const POD_EVENTS: &str = "pod-events";
 
 pub(crate) const NETCONFIG: &str = "netconfig";
 
-pub(crate) const BROKER: &str = "ztunnel-broker";
+const BROKER: &str = "ztunnel-broker";
 
 /// The largest accepted response: the list of all pods of a node may exceed the default of 4 MiB.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// The time that the client waits beyond the deadline sent to the service.
 const GRACE: Duration = Duration::from_millis(500);
+
+pub(crate) type PodEvents = PodEventsServiceClient<Channel>;
+pub(crate) type Netconfig = NetconfigServiceClient<Channel>;
+pub(crate) type Broker = ZtunnelBrokerServiceClient<Channel>;
+
+/// A client of a service with one name on every node.
+pub(crate) trait ServiceClient {
+    const SERVICE: &'static str;
+
+    fn connect(node: &Node) -> Self;
+}
+
+impl ServiceClient for PodEvents {
+    const SERVICE: &'static str = POD_EVENTS;
+
+    fn connect(node: &Node) -> Self {
+        Self::new(node.channel(POD_EVENTS)).max_decoding_message_size(MAX_RESPONSE_BYTES)
+    }
+}
+
+impl ServiceClient for Netconfig {
+    const SERVICE: &'static str = NETCONFIG;
+
+    fn connect(node: &Node) -> Self {
+        Self::new(node.channel(NETCONFIG)).max_decoding_message_size(MAX_RESPONSE_BYTES)
+    }
+}
+
+impl ServiceClient for Broker {
+    const SERVICE: &'static str = BROKER;
+
+    fn connect(node: &Node) -> Self {
+        Self::new(node.channel(BROKER)).max_decoding_message_size(MAX_RESPONSE_BYTES)
+    }
+}
 
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
@@ -45,21 +80,6 @@ impl Node {
         inpod_service::channel(&inpod_service::socket(&self.run_dir, service))
     }
 
-    pub(crate) fn pod_events(&self) -> PodEventsServiceClient<Channel> {
-        PodEventsServiceClient::new(self.channel(POD_EVENTS))
-            .max_decoding_message_size(MAX_RESPONSE_BYTES)
-    }
-
-    pub(crate) fn netconfig(&self) -> NetconfigServiceClient<Channel> {
-        NetconfigServiceClient::new(self.channel(NETCONFIG))
-            .max_decoding_message_size(MAX_RESPONSE_BYTES)
-    }
-
-    pub(crate) fn broker(&self) -> ZtunnelBrokerServiceClient<Channel> {
-        ZtunnelBrokerServiceClient::new(self.channel(BROKER))
-            .max_decoding_message_size(MAX_RESPONSE_BYTES)
-    }
-
     pub(crate) fn socket(&self, service: &str) -> PathBuf {
         inpod_service::socket(&self.run_dir, service)
     }
@@ -72,6 +92,17 @@ impl Node {
         let mut request = Request::new(message);
         request.set_timeout(self.timeout);
         request
+    }
+
+    /// Calls a method of a service, such as `PodEvents::get_status`.
+    pub(crate) async fn ask<C: ServiceClient, M, T>(
+        &self,
+        message: M,
+        method: impl AsyncFnOnce(&mut C, Request<M>) -> Result<Response<T>, Status>,
+    ) -> Result<T, CommandError> {
+        let mut client = C::connect(self);
+        let answer = method(&mut client, self.request(message));
+        self.answer(C::SERVICE, answer).await
     }
 
     pub(crate) async fn answer<T>(

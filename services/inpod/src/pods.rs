@@ -11,7 +11,7 @@ use crate::{
     display,
     error::CommandError,
     json,
-    node::{Node, POD_EVENTS},
+    node::{Node, PodEvents},
     out::Out,
     table::Table,
     time,
@@ -44,9 +44,7 @@ pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<
         amiss: query.filter.unhealthy,
         let_through: query.filter.admitted_unenrolled,
     };
-    let mut client = node.pod_events();
-    let answer = client.list_pods(node.request(request));
-    let answer = node.answer(POD_EVENTS, answer).await?;
+    let answer = node.ask(request, PodEvents::list_pods).await?;
     match json::structured(query.output.format, &answer, "ListPodsResponse")? {
         Some(text) => out.print_line(&text),
         None => {
@@ -58,9 +56,7 @@ pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<
 
 /// Returns a line below the table if the kill switch keeps new pods outside the mesh, which no pod's row shows.
 async fn kill_switch_notice(node: &Node) -> String {
-    let mut client = node.pod_events();
-    let answer = client.get_status(node.request(GetStatusRequest {}));
-    let answer = node.answer(POD_EVENTS, answer).await;
+    let answer = node.ask(GetStatusRequest {}, PodEvents::get_status).await;
     let conditions = answer.map_or_else(|_| Vec::new(), |status| status.conditions);
     let mut unmet = conditions.into_iter().filter(|condition| !condition.ok);
     let switch = unmet.find(|condition| condition.name == "kill-switch");

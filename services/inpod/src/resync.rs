@@ -6,7 +6,7 @@ use crate::{
     arguments::ResyncOptions,
     error::CommandError,
     json,
-    node::{Node, POD_EVENTS},
+    node::{Node, PodEvents},
     out::Out,
     pods,
 };
@@ -21,9 +21,7 @@ pub(crate) async fn run(
     let request = ResyncRequest {
         pod: options.pod.clone(),
     };
-    let mut client = node.pod_events();
-    let answer = client.resync(node.request(request));
-    let answer = node.answer(POD_EVENTS, answer).await?;
+    let answer = node.ask(request, PodEvents::resync).await?;
     match json::structured(format, &answer, "ResyncResponse")? {
         Some(text) => out.print_line(&text),
         None => out.print_text(&pods::table(&answer.pods, format)),

@@ -9,7 +9,7 @@ use tonic_health::pb::{
 
 use crate::{
     error::CommandError,
-    node::{Node, POD_EVENTS},
+    node::{Node, POD_EVENTS, PodEvents},
     out::Out,
     table::Table,
     time,
@@ -37,9 +37,7 @@ pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), CommandError> 
         ]));
         result = worse(result, health);
     }
-    let mut client = node.pod_events();
-    let answer = client.get_status(node.request(GetStatusRequest {}));
-    match node.answer(POD_EVENTS, answer).await {
+    match node.ask(GetStatusRequest {}, PodEvents::get_status).await {
         Ok(status) => {
             let now = SystemTime::now();
             let rows = status.conditions.iter().map(|it| format_condition(it, now));

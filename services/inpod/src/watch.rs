@@ -19,7 +19,7 @@ use crate::{
     arguments::{Format, PodFilter, PodQuery},
     error::CommandError,
     json,
-    node::{Node, POD_EVENTS, is_behind},
+    node::{Node, POD_EVENTS, PodEvents, ServiceClient as _, is_behind},
     out::Out,
     pods,
     table::Table,
@@ -44,7 +44,7 @@ async fn watch(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), Comma
     let request = Request::new(WatchEnrollmentsRequest {
         pod: query.filter.selector(),
     });
-    let mut client = node.pod_events();
+    let mut client = PodEvents::connect(node);
     let mut stream = node
         .answer(POD_EVENTS, client.watch_enrollments(request))
         .await?;

@@ -22,7 +22,7 @@ use crate::{
     arguments::BindsQuery,
     error::CommandError,
     kubernetes::{self, REQUEST_TIMEOUT},
-    node::{Node, POD_EVENTS},
+    node::{Node, PodEvents},
 };
 
 /// The label that names the Service of a slice.
@@ -39,9 +39,7 @@ pub(super) struct ServicePorts {
 
 /// Reads the ports and reports an error of Kubernetes in the result, so that the other facts are still printed.
 pub(super) async fn ports(node: &Node, query: &BindsQuery) -> Result<ServicePorts, CommandError> {
-    let mut client = node.pod_events();
-    let status = client.get_status(node.request(GetStatusRequest {}));
-    let here = node.answer(POD_EVENTS, status).await?.node_name;
+    let status = node.ask(GetStatusRequest {}, PodEvents::get_status).await?;
     let namespace = query.selector().map(|pod| pod.namespace);
     let namespace = namespace.filter(|namespace| !namespace.is_empty());
     let mut found = ServicePorts::default();
@@ -50,7 +48,7 @@ pub(super) async fn ports(node: &Node, query: &BindsQuery) -> Result<ServicePort
             let query_ = Query {
                 client,
                 namespace: namespace.as_deref(),
-                node: &here,
+                node: &status.node_name,
             };
             query_.all(&mut found.ports).await
         }

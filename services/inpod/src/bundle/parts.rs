@@ -18,7 +18,7 @@ use crate::{
     error::CommandError,
     host_fs::Observed,
     json,
-    node::{BROKER, NETCONFIG, Node, POD_EVENTS},
+    node::{Broker, Netconfig, Node, PodEvents},
 };
 
 /// The most pods, and the most network namespaces, to describe separately.
@@ -49,20 +49,21 @@ fn pretty(message: &impl prost::Message, name: &str) -> Observed<String> {
     json::pretty(message, name).map_err(|error| error.to_string())
 }
 
+/// Renders the answer of a service.
+async fn describe<T: prost::Message>(
+    answer: impl Future<Output = Result<T, CommandError>>,
+    name: &str,
+) -> Observed<String> {
+    let answer = answer.await.map_err(|error| error.first_line())?;
+    pretty(&answer, name)
+}
+
 async fn pods(node: &Node, to: &mut Archive) -> Result<(), CommandError> {
-    let status = async {
-        let mut client = node.pod_events();
-        let answer = client.get_status(node.request(GetStatusRequest {}));
-        let answer = node.answer(POD_EVENTS, answer).await;
-        pretty(
-            &answer.map_err(|error| error.first_line())?,
-            "GetStatusResponse",
-        )
-    };
+    let status = node.ask(GetStatusRequest {}, PodEvents::get_status);
+    let status = describe(status, "GetStatusResponse");
     to.add("status.json", status).await?;
-    let mut client = node.pod_events();
-    let answer = client.list_pods(node.request(ListPodsRequest::default()));
-    let pods = match node.answer(POD_EVENTS, answer).await {
+    let pods = node.ask(ListPodsRequest::default(), PodEvents::list_pods);
+    let pods = match pods.await {
         Ok(pods) => pods,
         Err(error) => {
             to.list_missing("pods.json", &error.first_line());
@@ -86,19 +87,13 @@ async fn pods(node: &Node, to: &mut Archive) -> Result<(), CommandError> {
 
 /// Explains a pod, including the pending changes to its rules: only pod-events knows the desired rules.
 async fn explained(node: &Node, pod: PodSelector) -> Observed<String> {
-    let mut client = node.pod_events();
-    let answer = client.explain_pod(node.request(ExplainPodRequest { pod: Some(pod) }));
-    let answer = node.answer(POD_EVENTS, answer).await;
-    pretty(
-        &answer.map_err(|error| error.first_line())?,
-        "ExplainPodResponse",
-    )
+    let request = ExplainPodRequest { pod: Some(pod) };
+    let answer = node.ask(request, PodEvents::explain_pod);
+    describe(answer, "ExplainPodResponse").await
 }
 
 async fn netns(node: &Node, to: &mut Archive) -> Result<(), CommandError> {
-    let mut client = node.netconfig();
-    let answer = client.list_claims(node.request(ListClaimsRequest {}));
-    let claims = match node.answer(NETCONFIG, answer).await {
+    let claims = match node.ask(ListClaimsRequest {}, Netconfig::list_claims).await {
         Ok(claims) => claims,
         Err(error) => {
             to.list_missing("claims.json", &error.first_line());
@@ -125,34 +120,24 @@ async fn netns(node: &Node, to: &mut Archive) -> Result<(), CommandError> {
 }
 
 async fn inspected(node: &Node, sandbox: SandboxRef) -> Observed<String> {
-    let target = Some(inspect_netns_request::Target::Sandbox(sandbox));
-    let mut client = node.netconfig();
-    let answer = client.inspect_netns(node.request(InspectNetnsRequest {
-        target,
+    let request = InspectNetnsRequest {
+        target: Some(inspect_netns_request::Target::Sandbox(sandbox)),
         ..InspectNetnsRequest::default()
-    }));
-    let answer = node.answer(NETCONFIG, answer).await;
-    let answer = answer.map_err(|error| error.first_line())?;
-    pretty(&answer, "inpod.netconfig.v1.InspectNetnsResponse")
+    };
+    let answer = node.ask(request, Netconfig::inspect_netns);
+    describe(answer, "inpod.netconfig.v1.InspectNetnsResponse").await
 }
 
 async fn listeners(node: &Node, sandbox: SandboxRef) -> Observed<String> {
     let target = Some(list_listeners_request::Target::Sandbox(sandbox));
-    let mut client = node.netconfig();
-    let answer = client.list_listeners(node.request(ListListenersRequest { target }));
-    let answer = node.answer(NETCONFIG, answer).await;
-    let answer = answer.map_err(|error| error.first_line())?;
-    pretty(&answer, "inpod.netconfig.v1.ListListenersResponse")
+    let request = ListListenersRequest { target };
+    let answer = node.ask(request, Netconfig::list_listeners);
+    describe(answer, "inpod.netconfig.v1.ListListenersResponse").await
 }
 
 async fn broker(node: &Node, to: &mut Archive) -> Result<(), CommandError> {
-    let workloads = async {
-        let mut client = node.broker();
-        let answer = client.list_workloads(node.request(ListWorkloadsRequest {}));
-        let answer = node.answer(BROKER, answer).await;
-        let answer = answer.map_err(|error| error.first_line())?;
-        pretty(&answer, "inpod.ztunnelbroker.v1.ListWorkloadsResponse")
-    };
+    let workloads = node.ask(ListWorkloadsRequest {}, Broker::list_workloads);
+    let workloads = describe(workloads, "inpod.ztunnelbroker.v1.ListWorkloadsResponse");
     to.add("workloads.json", workloads).await
 }
 

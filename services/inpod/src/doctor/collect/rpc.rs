@@ -19,7 +19,7 @@ use super::{super::facts::Findings, QUERY_TIMEOUT};
 use crate::{
     error::CommandError,
     host_fs::Observed,
-    node::{BROKER, NETCONFIG, Node, POD_EVENTS},
+    node::{Broker, NETCONFIG, Netconfig, Node, PodEvents, ServiceClient as _},
 };
 
 const MAX_INSPECTED_NETNS: usize = 500;
@@ -61,25 +61,23 @@ pub(super) async fn all(node: &Node, with_self_test: bool) -> Answers {
 }
 
 async fn status(node: &Node) -> Observed<GetStatusResponse> {
-    let mut client = node.pod_events();
-    let answer = client.get_status(node.request(GetStatusRequest {}));
-    let answer = node.answer(POD_EVENTS, answer).await;
+    let answer = node.ask(GetStatusRequest {}, PodEvents::get_status).await;
     answer.map_err(|error| error.first_line())
 }
 
 async fn pods(node: &Node) -> Observed<Vec<PodSummary>> {
-    let mut client = node.pod_events();
-    let answer = client.list_pods(node.request(ListPodsRequest::default()));
-    let answer = node.answer(POD_EVENTS, answer).await;
+    let answer = node
+        .ask(ListPodsRequest::default(), PodEvents::list_pods)
+        .await;
     answer
         .map(|answer| answer.pods)
         .map_err(|error| error.first_line())
 }
 
 async fn workloads(node: &Node) -> Observed<ListWorkloadsResponse> {
-    let mut client = node.broker();
-    let answer = client.list_workloads(node.request(ListWorkloadsRequest {}));
-    let answer = node.answer(BROKER, answer).await;
+    let answer = node
+        .ask(ListWorkloadsRequest {}, Broker::list_workloads)
+        .await;
     answer.map_err(|error| error.first_line())
 }
 
@@ -95,7 +93,7 @@ async fn states(node: &Node) -> Observed<Vec<NetnsState>> {
 }
 
 async fn read_states(node: &Node) -> Observed<Vec<NetnsState>> {
-    let mut client = node.netconfig();
+    let mut client = Netconfig::connect(node);
     // The request has no timeout of its own, because the timeout would apply to the whole stream.
     let answer = client.watch_drift(Request::new(WatchDriftRequest {}));
     let stream = node.answer(NETCONFIG, answer).await;
@@ -141,9 +139,7 @@ async fn inspected(
         target: Some(Target::Sandbox(sandbox.clone())),
         ..InspectNetnsRequest::default()
     };
-    let mut client = node.netconfig();
-    let answer = client.inspect_netns(node.request(request));
-    match node.answer(NETCONFIG, answer).await {
+    match node.ask(request, Netconfig::inspect_netns).await {
         Ok(answer) => Ok(Some(answer.findings)),
         Err(error) if error.is_failure() => Ok(None),
         Err(error) => Err(error.first_line()),
@@ -152,9 +148,7 @@ async fn inspected(
 
 async fn self_test(node: &Node) -> Observed<SelfTestResponse> {
     let node = node.with_timeout(SELF_TEST_TIMEOUT);
-    let mut client = node.netconfig();
-    let answer = client.self_test(node.request(SelfTestRequest {}));
-    match node.answer(NETCONFIG, answer).await {
+    match node.ask(SelfTestRequest {}, Netconfig::self_test).await {
         Err(CommandError::Failed { failure, .. }) if is_of_rules(failure.reason) => {
             Ok(refused(&failure))
         }
