@@ -1,7 +1,6 @@
 //! `inpod binds`: lists the ports on which applications listen, and how enrollment changes who can reach these ports.
 
 mod render;
-mod selectors;
 mod services;
 
 use inpod_proto::podevents::v1::{ListBindsRequest, ListBindsResponse};

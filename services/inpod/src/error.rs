@@ -43,7 +43,7 @@ pub(crate) enum CommandError {
     Kubernetes { what: String, cause: String },
     /// The ports of Services could not be read; all other facts were printed.
     #[error(
-        "the ports of Services are missing: {0}\n  What to do: pass --kubeconfig FILE or set KUBECONFIG; you need the right to list endpointslices (discovery.k8s.io) and services, and pods where a Service has no EndpointSlice."
+        "the ports of Services are missing: {0}\n  What to do: pass --kubeconfig FILE or set KUBECONFIG; you need the right to list endpointslices (discovery.k8s.io)."
     )]
     ServicesUnknown(Box<Self>),
     /// Names the reachable nodes without a result in time.

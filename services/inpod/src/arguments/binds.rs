@@ -24,8 +24,8 @@ pub(crate) struct BindsQuery {
     /// Only pods with this label; may be repeated.
     #[arg(short, long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     pub(crate) labels: Vec<String>,
-    /// Read from Kubernetes which Services target which ports. Uses your credentials; needs list of endpointslices and
-    /// services, and of pods if a Service has no slice.
+    /// Read from Kubernetes which Services target which ports. Uses your credentials; needs list of
+    /// endpointslices.
     #[arg(long)]
     pub(crate) services: bool,
     /// Kubeconfig file; found like kubectl does, or the pod's service account, if omitted.

@@ -1,7 +1,7 @@
 //! Finds the ports of this node's pods to which Services forward. EndpointSlices contain resolved ports, and pods that
-//! are not ready, too; Services without a slice are matched by selector.
+//! are not ready, too.
 
-use std::{collections::BTreeSet, fmt::Debug};
+use std::fmt::Debug;
 
 use inpod_proto::{
     podevents::v1::{GetStatusRequest, PortProtocol, ServicePort},
@@ -9,15 +9,11 @@ use inpod_proto::{
 };
 use k8s_openapi::{
     NamespaceResourceScope,
-    api::{
-        core::v1::{Pod, Service},
-        discovery::v1::{Endpoint, EndpointPort, EndpointSlice},
-    },
+    api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice},
 };
 use kube::{Api, Client, Resource, api::ListParams};
 use tokio::time::timeout;
 
-use super::selectors;
 use crate::{
     arguments::BindsQuery,
     error::CommandError,
@@ -67,26 +63,13 @@ struct Query<'a> {
 
 impl Query<'_> {
     async fn all(&self, ports: &mut Vec<ServicePort>) -> Result<(), CommandError> {
-        let usual = ListParams::default();
-        let slices: Vec<EndpointSlice> = self.list("endpointslices", usual.clone()).await?;
-        ports.extend(
-            slices
-                .iter()
-                .flat_map(|slice| service_ports(slice, self.node)),
-        );
-        let known: BTreeSet<_> = slices.iter().filter_map(service_of).collect();
-        let services: Vec<Service> = self.list("services", usual.clone()).await?;
-        let bare = selectors::without_slices(services, &known);
-        if bare.is_empty() {
-            return Ok(());
-        }
-        let here = usual.fields(&format!("spec.nodeName={}", self.node));
-        let pods: Vec<Pod> = self.list("pods", here).await?;
-        ports.extend(selectors::ports(&bare, &pods));
+        let slices: Vec<EndpointSlice> = self.list("endpointslices").await?;
+        let found = slices.iter();
+        ports.extend(found.flat_map(|slice| service_ports(slice, self.node)));
         Ok(())
     }
 
-    async fn list<K>(&self, what: &str, mut params: ListParams) -> Result<Vec<K>, CommandError>
+    async fn list<K>(&self, what: &str) -> Result<Vec<K>, CommandError>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
         K: Clone + Debug + serde::de::DeserializeOwned,
@@ -96,7 +79,7 @@ impl Query<'_> {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
             None => Api::all(self.client.clone()),
         };
-        params = params.limit(PAGE_SIZE);
+        let mut params = ListParams::default().limit(PAGE_SIZE);
         let mut all = Vec::new();
         loop {
             let late = |_| {
@@ -126,12 +109,6 @@ fn describe_error(error: &kube::Error) -> String {
         return status.message.clone();
     }
     error.to_string()
-}
-
-fn service_of(slice: &EndpointSlice) -> Option<selectors::Name> {
-    let labels = slice.metadata.labels.as_ref()?;
-    let namespace = slice.metadata.namespace.clone()?;
-    Some((namespace, labels.get(SERVICE_NAME_LABEL)?.clone()))
 }
 
 fn service_ports(slice: &EndpointSlice, node: &str) -> Vec<ServicePort> {
@@ -183,7 +160,7 @@ fn parse_port(port: &EndpointPort) -> Option<(PortProtocol, u32)> {
 
 /// Parses a protocol, which defaults to TCP (core/v1, ServicePort). Returns `None` for protocols that inpod does not
 /// list.
-pub(super) fn protocol(name: Option<&str>) -> Option<PortProtocol> {
+fn protocol(name: Option<&str>) -> Option<PortProtocol> {
     match name {
         None | Some("TCP") => Some(PortProtocol::Tcp),
         Some("UDP") => Some(PortProtocol::Udp),
@@ -192,7 +169,7 @@ pub(super) fn protocol(name: Option<&str>) -> Option<PortProtocol> {
 }
 
 /// Returns the number if it is a valid port.
-pub(super) fn number(port: i32) -> Option<u32> {
+fn number(port: i32) -> Option<u32> {
     let number = u16::try_from(port).ok().filter(|number| *number > 0)?;
     Some(number.into())
 }
