@@ -1,4 +1,4 @@
-//! Checks which crates a crate depends on and which sources execute programs.
+//! Checks which crates a crate depends on, which sources execute programs, and which sources are mutated.
 use std::{
     collections::BTreeSet,
     fs,
@@ -7,7 +7,7 @@ use std::{
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
 
-use crate::root;
+use crate::{read, root};
 
 const SERVICES: [&str; 7] = [
     "pod-events",
@@ -155,5 +155,35 @@ fn every_crate_obeys_the_lints_of_the_workspace_and_forbids_unsafe_code() {
         // The contracts' crate is mostly generated: it has its own lint table.
         let own = package.name == "inpod-proto" && manifest.contains("unsafe_code = \"forbid\"");
         assert!(inherits || own, "{}", package.name);
+    }
+}
+
+/// Expands the braces of a pattern.
+fn expand(pattern: &str) -> Vec<String> {
+    let Some((before, rest)) = pattern.split_once('{') else {
+        return vec![pattern.to_owned()];
+    };
+    let (names, after) = rest.split_once('}').unwrap();
+    let names = names.split(',');
+    names.map(|it| format!("{before}{it}{after}")).collect()
+}
+
+/// Code that no pattern names is not mutated, and the tier passes without it.
+#[test]
+fn every_pattern_of_mutated_code_names_files() {
+    let config = read("integration/mutants.toml");
+    let quoted = |line: &str| {
+        Some(
+            line.trim()
+                .strip_prefix('"')?
+                .strip_suffix("\",")?
+                .to_owned(),
+        )
+    };
+    let patterns: Vec<String> = config.lines().filter_map(quoted).collect();
+    assert!(patterns.len() > 5, "{patterns:?}");
+    for path in patterns.iter().flat_map(|pattern| expand(pattern)) {
+        let without_wildcard = path.split('*').next().unwrap_or_default();
+        assert!(root().join(without_wildcard).exists(), "{path}");
     }
 }
