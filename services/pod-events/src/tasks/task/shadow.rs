@@ -24,18 +24,27 @@ type Difference = (String, String, &'static str);
 
 static DIFFERENCES: Mutex<BTreeMap<Difference, u64>> = Mutex::new(BTreeMap::new());
 
-/// The kinds of differences that were looked at, by the new core's wish, and which of the two cores is right.
-const DECIDED: [(&str, &str); 3] = [
+/// The kinds of differences that were looked at: the new core's wish, the phases in which the reason holds (all phases
+/// if empty), and which of the two cores is right.
+const DECIDED: [(&str, &[&str], &str); 4] = [
     (
         "wait for netconfig",
+        &[],
         "both: nothing can be done while netconfig is away; this core calls it all the same, and tries again",
     ),
     (
         "Claim",
+        &["enrolled"],
         "new: this core's flag `unclaimed` stays set when an enrollment after a rejected DEL has claimed the netns",
     ),
     (
+        "Claim",
+        &["enrolling", "adopted"],
+        "this core: a pod that has gone or is detached needs no claim before its end; the new core releases it again",
+    ),
+    (
         LEFT,
+        &[],
         "new: this core asks for a handover only before the first of several actions",
     ),
 ];
@@ -48,9 +57,12 @@ pub(crate) fn differences() -> Vec<(Difference, u64, Option<&'static str>)> {
     let differences = DIFFERENCES.lock();
     let differences = differences.unwrap_or_else(PoisonError::into_inner).clone();
     let with_reason = |(difference, count): (Difference, u64)| {
-        let (_, wish, _) = &difference;
-        let decided = DECIDED.iter().find(|(decided, _)| decided == wish);
-        (difference, count, decided.map(|(_, why)| *why))
+        let (_, wish, phase) = &difference;
+        let is_it = |(decided, phases, _): &&(&str, &[&str], &str)| {
+            decided == wish && (phases.is_empty() || phases.contains(phase))
+        };
+        let why = DECIDED.iter().find(is_it).map(|(_, _, why)| *why);
+        (difference, count, why)
     };
     differences.into_iter().map(with_reason).collect()
 }
