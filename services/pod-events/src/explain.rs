@@ -93,7 +93,7 @@ impl PodInfo {
         };
         let refusal = self.view.refusal.as_ref().filter(is_current);
         let refused = refusal.map(|refusal| &refusal.failure);
-        self.view.failure.as_ref().or(refused)
+        self.view.current_failure().or(refused)
     }
 }
 

@@ -39,6 +39,7 @@ mod testing;
 pub mod timeline;
 mod trace;
 pub mod uninstall;
+mod unserved;
 pub mod ztunnels;
 
 use std::sync::Arc;
@@ -63,6 +64,7 @@ use crate::{
     sync::Sync,
     tasks::{Registry, Shared, Synced},
     uninstall::Uninstaller,
+    unserved::track_unserved,
 };
 
 pub const SERVICE: Service = Service {
@@ -153,7 +155,9 @@ fn start_followers(
     annotations::start(shared, registry, conditions, adopted);
     let before = (adoption, source.health());
     let (known, readiness) = (registry.clone(), conditions.clone());
-    let broker = Sync::start(clients.clone(), known, readiness, synced, before);
+    let (broker, announcements) = Sync::start(clients.clone(), known, readiness, synced, before);
+    let unserved = track_unserved(clients.clone(), registry.clone(), announcements);
+    tokio::spawn(inpod_service::abort_on_panic("unserved", unserved));
     let selector = shared.config.ztunnel_pods.clone();
     let ztunnels = ztunnels::sync_ztunnels(clients.clone(), source.clone(), selector, broker);
     tokio::spawn(inpod_service::abort_on_panic("ztunnels", ztunnels));

@@ -28,6 +28,7 @@ use crate::{
     clients::{Clients, Instance},
     source::Health,
     tasks::{Registry, Synced},
+    unserved::Announcements,
 };
 
 /// The delay before a broken stream is reopened, and the initial delay of a retry.
@@ -58,24 +59,30 @@ pub(crate) struct Sync {
 }
 
 impl Sync {
-    /// Opens both streams and synchronizes. Returns the broker's instance.
+    /// Opens both streams and synchronizes. Returns the broker's instance and announcements.
     pub(crate) fn start(
         clients: Clients,
         registry: Registry,
         conditions: Readiness,
         synced: watch::Sender<Synced>,
         (adoption, source): (Adoption, watch::Receiver<Health>),
-    ) -> watch::Receiver<Instance> {
+    ) -> (watch::Receiver<Instance>, watch::Receiver<Announcements>) {
         conditions.require(
             SYNCED_CONDITION,
             "not connected to netconfig and ztunnel-broker yet",
         );
         let (netconfig_instance, netconfig) = watch::channel(None);
         let (broker_instance, broker) = watch::channel(None);
+        let (announced, announcements) = watch::channel(Announcements::default());
         let (readiness, known) = (conditions.clone(), registry.clone());
         let follower = follow_netconfig(clients.clone(), known, readiness, netconfig_instance);
         tokio::spawn(inpod_service::abort_on_panic("netconfig", follower));
-        let follower = follow_broker(clients.clone(), conditions.clone(), broker_instance);
+        let follower = follow_broker(
+            clients.clone(),
+            conditions.clone(),
+            broker_instance,
+            announced,
+        );
         tokio::spawn(inpod_service::abort_on_panic("ztunnel-broker", follower));
         let sync = Self {
             clients,
@@ -89,7 +96,7 @@ impl Sync {
             orphans: BTreeSet::new(),
         };
         tokio::spawn(inpod_service::abort_on_panic("sync", sync.run()));
-        broker
+        (broker, announcements)
     }
 
     async fn run(mut self) {
@@ -321,11 +328,18 @@ fn on_drift(
     }
 }
 
-async fn follow_broker(clients: Clients, conditions: Readiness, instance: watch::Sender<Instance>) {
+/// Follows the broker's sessions, and passes on the events in `announced`.
+async fn follow_broker(
+    clients: Clients,
+    conditions: Readiness,
+    instance: watch::Sender<Instance>,
+    announced: watch::Sender<Announcements>,
+) {
     let mut live = BTreeSet::new();
     let open = || clients.watch_sessions();
     let on_message = |message: WatchSessionsResponse, instance: &watch::Sender<Instance>| {
         if let Some(event) = message.event {
+            announced.send_modify(|announcements| announcements.count(&event));
             on_session(event, &mut live, &conditions, instance);
         }
         let connected = (!live.is_empty()).then_some(());

@@ -149,7 +149,9 @@ mod tests {
             let workload = workload("c", "p", 1, 2);
             let added = state.add(workload.clone(), descriptor(1), now);
             let waits = added.unwrap();
+            let mut events = state.events();
             answer(&mut state, one, REFUSAL);
+            assert_eq!(events.try_recv().unwrap().refused, 1);
             let decided = decide(&state, &workload, now);
             assert_eq!(decided, None, "the other may take it");
             let cause = timeout_cause(&state, &workload, now);

@@ -96,7 +96,7 @@ impl State {
         self.changed.subscribe()
     }
 
-    /// Receives each session at the start, at a change of the phase, and at the end.
+    /// Receives each session at the start, at a change of the phase, at a refused workload, and at the end.
     pub fn events(&self) -> broadcast::Receiver<wire::Session> {
         self.events.subscribe()
     }
@@ -214,6 +214,7 @@ impl State {
         let Some(session) = self.sessions.get_mut(&id) else {
             return Ok(());
         };
+        let is_refusal = answer.is_err();
         let Some(uid) = session.on_ack(answer, now)? else {
             self.report(id, now);
             self.inputs.waits.wake_all();
@@ -225,6 +226,9 @@ impl State {
             self.changed.send_replace(());
         }
         self.inputs.waits.wake(&uid);
+        if is_refusal {
+            self.report(id, now);
+        }
         Ok(())
     }
 

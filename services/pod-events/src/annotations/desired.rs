@@ -48,7 +48,7 @@ impl<'a> PodStatus<'a> {
         let mut latest = view.records.iter().rev();
         let record = latest.find(|record| record.belongs_to(pod));
         let is_last = view.records.last().is_none_or(|last| last.belongs_to(pod));
-        let failure = view.failure.as_ref();
+        let failure = view.current_failure();
         Self {
             pod,
             record: record.map(|record| &**record),

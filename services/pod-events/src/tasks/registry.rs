@@ -5,6 +5,7 @@ mod queries;
 mod replay;
 mod search;
 mod supervise;
+mod unserved;
 mod wakeups;
 
 use std::{

@@ -317,8 +317,15 @@ impl Task {
             view.since = view.state_since(&self.records);
             view.failure.clone_from(&self.failure);
         }
+        let unserved = view.unserved.take();
+        let unserved = unserved.map(|failure| (view.sandbox_with_ztunnel().cloned(), failure));
         // Replacing even equal records keeps only a single copy of each record.
         view.records.clone_from(&self.records);
+        if let Some((sandbox, failure)) = unserved
+            && view.sandbox_with_ztunnel() == sandbox.as_ref()
+        {
+            view.unserved = Some(failure);
+        }
         view.next_attempt = self.wake.map(wall_clock);
         view.drift.clone_from(&self.drift);
         view.next = self.next;

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::ensure;
 use inpod_proto::podevents::v1::Condition;
-use integration::{Call, Node, Pod, SERVICES, Spec, TIMEOUT, eventually, listen};
+use integration::{Call, Node, Pod, SERVICES, Spec, TIMEOUT, Verbs, eventually, listen};
 use nix::sys::signal::Signal;
 
 use crate::netns::people::{asked, columns, explain::explained, output_of, refused};
@@ -78,6 +78,15 @@ fn assert_enrolled(node: &Node, pod: &Pod) {
     assert_eq!(unhealthy(node), [""; 0]);
 }
 
+fn until_served(node: &Node) {
+    eventually("no pod is unhealthy", TIMEOUT, || {
+        let unhealthy = unhealthy(node);
+        ensure!(unhealthy.is_empty(), "{unhealthy:?}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn an_absent_ztunnel_is_named_while_an_add_waits_and_afterwards() {
     let node = Node::new().unwrap();
@@ -121,7 +130,11 @@ fn an_absent_ztunnel_is_named_while_an_add_waits_and_afterwards() {
         &["\nRemedy      Check that ztunnel runs on this node"],
     );
     assert!(text.contains("\nState       enrolled"), "{text}");
+    explain_until(&node, "a", &["\nFailure     ZTUNNEL_LOST: "]);
     print(&node, "1: ztunnel is away, the pod runs", "", "shop/a");
+    assert_eq!(unhealthy(&node), ["a ZTUNNEL_LOST"]);
+    node.start_ztunnel(&[]).unwrap();
+    until_served(&node);
 }
 
 #[test]
@@ -218,6 +231,28 @@ fn a_taken_port_is_named_by_ztunnels_error() {
     );
     drop(taken);
     assert_enrolled(&node, &pod);
+}
+
+#[test]
+fn a_refusal_after_a_restart_of_ztunnel_is_a_failure() {
+    let node = Node::running().unwrap();
+    let pod = node.pod(Spec::new("a").ambient()).unwrap();
+    node.pod(Spec::new("b").ambient()).unwrap();
+    node.stop("ztunnel", Signal::SIGKILL).unwrap();
+    let taken = pod.netns.within(|| listen(15008)).unwrap().unwrap();
+    node.start_ztunnel(&[]).unwrap();
+    let failure = "\nFailure     ZTUNNEL_REFUSED: ztunnel refused the pod: failure to start proxy";
+    let text = explain_until(&node, "a", &[failure, "\nState       enrolled"]);
+    print(&node, "12: ztunnel refuses an enrolled pod", "", "shop/a");
+    assert!(!text.contains(NOTHING_TO_DO), "{text}");
+    assert_eq!(unhealthy(&node), ["a ZTUNNEL_REFUSED"]);
+    let socket = inpod_service::socket(&node.run_dir(), "pod-events");
+    let metrics = Verbs::at(&socket).unwrap().metrics(&socket).unwrap();
+    let failing = r#"inpod_pod_events_pods_failing{reason="ZTUNNEL_REFUSED"} 1"#;
+    assert!(metrics.contains(failing), "{metrics}");
+    drop(taken);
+    until_served(&node);
+    assert!(explained(&node, "a").contains("served by ztunnel again"));
 }
 
 #[test]

@@ -1,4 +1,7 @@
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use inpod_types::{NetworkName, SandboxRef};
 
@@ -43,6 +46,13 @@ impl Registry {
         let tasks = self.tasks();
         let views = tasks.running.values().map(Handle::lock);
         views.flat_map(|view| view.records.clone()).collect()
+    }
+
+    /// Returns the current sandboxes of the pods that are enrolled with ztunnel.
+    pub(crate) fn sandboxes_with_ztunnel(&self) -> BTreeSet<SandboxRef> {
+        let tasks = self.tasks();
+        let sandbox = |handle: &Handle| handle.lock().sandbox_with_ztunnel().cloned();
+        tasks.running.values().filter_map(sandbox).collect()
     }
 
     pub fn sandboxes_of(&self, network: &NetworkName) -> Vec<SandboxRef> {

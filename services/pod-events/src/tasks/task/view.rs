@@ -1,12 +1,12 @@
 use std::{sync::Arc, time::SystemTime};
 
 use inpod_proto::podevents::v1::PodState;
-use inpod_types::{Failure, PodUid};
+use inpod_types::{Failure, PodUid, SandboxRef};
 
 use crate::{
     checkpoint::{Intent, Record},
     drift::Drift,
-    tasks::plan::Action,
+    tasks::{pipeline::is_transient, plan::Action},
     timeline::Timeline,
 };
 
@@ -16,6 +16,8 @@ pub struct View {
     /// The records of the pod's sandboxes; the current sandbox is the last.
     pub records: Vec<Arc<Record>>,
     pub failure: Option<Failure>,
+    /// The failure of an enrolled pod that no ztunnel serves.
+    pub unserved: Option<Arc<Failure>>,
     pub refusal: Option<Arc<Refusal>>,
     pub timeline: Timeline,
     pub next_attempt: Option<SystemTime>,
@@ -35,10 +37,25 @@ pub struct Refusal {
 }
 
 impl View {
-    /// Returns the failure of the last step or, if there is none, of the last refused ADD.
+    /// Returns the failure of the last step or, if there is none, the reason why no ztunnel serves the pod. The latter
+    /// also precedes a step that is only to be repeated.
+    pub fn current_failure(&self) -> Option<&Failure> {
+        let (own, unserved) = (self.failure.as_ref(), self.unserved.as_deref());
+        let lasting = own.filter(|failure| !is_transient(failure.reason));
+        lasting.or(unserved).or(own)
+    }
+
+    /// Returns the current failure or, if there is none, the failure of the last refused ADD.
     pub fn last_failure(&self) -> Option<&Failure> {
         let refused = self.refusal.as_ref().map(|refusal| &refusal.failure);
-        self.failure.as_ref().or(refused)
+        self.current_failure().or(refused)
+    }
+
+    /// Returns the current sandbox of a pod that is enrolled with ztunnel.
+    pub(in crate::tasks) fn sandbox_with_ztunnel(&self) -> Option<&SandboxRef> {
+        let record = self.records.last()?;
+        let is_enrolled = state(Some(record)) == PodState::Enrolled;
+        (is_enrolled && !record.redirection.is_sidecar()).then_some(&record.sandbox)
     }
 
     pub(super) fn state_since(&self, records: &[Arc<Record>]) -> Option<SystemTime> {
