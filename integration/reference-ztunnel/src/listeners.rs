@@ -4,6 +4,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use serde::Serialize;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::upstream::MARK;
+
 const BACKLOG: i32 = 1024;
 
 /// The direction of a connection as seen from the pod.
@@ -79,6 +81,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     // A second ztunnel can take over, because both listen for a while.
     socket.set_reuse_port(true)?;
     socket.set_nonblocking(true)?;
+    socket.set_mark(MARK)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())

@@ -7,8 +7,9 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::enter::Inside;
 
-/// The mark of ztunnel's own packets, which the redirection exempts.
-const MARK: u32 = 0x539;
+/// The mark of ztunnel's own sockets: the redirection exempts their packets, and lets only them answer on ztunnel's
+/// ports.
+pub(crate) const MARK: u32 = 0x539;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -13,7 +13,8 @@ use super::network::{APPLICATION, Sent, Side, TestNetwork};
 use crate::{
     inspect::Protocol,
     marks::{
-        DNS_PORT, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, ZTUNNEL_DNS_PORT,
+        DNS_PORT, FROM_ZTUNNEL, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT,
+        ZTUNNEL_DNS_PORT,
     },
 };
 
@@ -123,11 +124,18 @@ fn listen(network: &TestNetwork, at: Arrival) -> io::Result<Socket> {
     let address = SocketAddr::new(every, port);
     let socket = network.open_socket(side, protocol, address)?;
     socket.set_nonblocking(true)?;
+    if is_of_ztunnel(at) {
+        socket.set_mark(FROM_ZTUNNEL.value())?;
+    }
     socket.bind(&address.into())?;
     if protocol == Protocol::Tcp {
         socket.listen(BACKLOG)?;
     }
     Ok(socket)
+}
+
+fn is_of_ztunnel(at: Arrival) -> bool {
+    [OUTBOUND, PLAINTEXT, HBONE, DNS, DNS_UDP].contains(&at)
 }
 
 /// Accepts one connection or datagram without a reply, and returns the source address.

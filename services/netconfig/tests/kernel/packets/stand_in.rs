@@ -142,6 +142,11 @@ impl Listener {
         }
     }
 
+    /// Only ztunnel's sockets carry its mark, which takes a capability.
+    pub(crate) fn mark_as_ztunnel(&self) {
+        self.socket.set_mark(0x539).unwrap();
+    }
+
     /// Transparent sockets accept foreign destinations.
     pub(crate) fn set_transparent(&self, transparent: bool) {
         self.socket.set_ip_transparent_v6(transparent).unwrap();

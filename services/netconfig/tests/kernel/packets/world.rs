@@ -251,6 +251,7 @@ impl World {
             listeners.push(Listener::tcp(&self.pod, resolver, at));
             listeners.push(Listener::udp(&self.pod, resolver, at));
         }
+        listeners.iter().for_each(Listener::mark_as_ztunnel);
         listeners
     }
 
