@@ -7,7 +7,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::enter::Inside;
 
-/// The mark of ztunnel's own sockets: the redirection exempts their packets, and lets only them answer on ztunnel's
+/// The mark of ztunnel's own sockets, whose packets the redirection exempts. Other sockets get nothing on ztunnel's
 /// ports.
 pub(crate) const MARK: u32 = 0x539;
 

@@ -8,6 +8,8 @@ mod undo;
 pub use observe::Observation;
 pub use remove::{Phase, Removed};
 
+use std::sync::{Arc, OnceLock};
+
 use inpod_linux::Netns;
 use inpod_types::SandboxRef;
 
@@ -16,11 +18,12 @@ use crate::{
     error::{ApplyError, KernelError, NoIpv6, VerifyError, require_none},
     family::Family,
     inspect::{self, Connections, GracePeriod},
+    kernel_option,
     netlink::retry_on_race,
     netns_session::{NetnsSession, Prepared, ReachError, Visit},
     nftables::{Change, Observed},
     plan::{self, Plan, State, Step},
-    rules::{Fingerprint, Ipv6, Redirection, Tag},
+    rules::{Fingerprint, Ipv6, Redirection, Table, Tag},
     sysctl::Sysctls,
 };
 use undo::Undo;
@@ -33,6 +36,7 @@ const APPLY_ATTEMPTS: usize = 3;
 pub struct Writer {
     /// The sysctls are shared by all pods, because their cache makes each further pod cheaper.
     pub sysctls: Sysctls,
+    missing_for_guard: Arc<OnceLock<Option<&'static str>>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +89,7 @@ impl Writer {
         sandbox: &SandboxRef,
     ) -> Result<(Applied, Observation), ApplyError> {
         let (plan, changed, seen) = self.with_state(netns, prepared, |session, before| {
-            let plan = plan_for(session, redirection)?;
+            let plan = self.plan_for(session, redirection)?;
             let (changed, after) = apply_plan(session, &plan, before, sandbox)?;
             let seen = Observation {
                 tag: after.tag(),
@@ -122,7 +126,7 @@ impl Writer {
         redirection: &Redirection,
     ) -> Result<Verified, VerifyError> {
         self.with_state(netns, prepared, |session, state| {
-            let plan = plan_for(session, redirection)?;
+            let plan = self.plan_for(session, redirection)?;
             Ok(to_verified(&plan, &state))
         })
     }
@@ -135,7 +139,7 @@ impl Writer {
         sandbox: &SandboxRef,
     ) -> Result<Planned, VerifyError> {
         self.with_state(netns, None, |session, state| {
-            let plan = plan_for(session, redirection)?;
+            let plan = self.plan_for(session, redirection)?;
             let steps = plan.steps(&state, &tag_for(&plan, &state, sandbox));
             Ok(Planned {
                 verified: to_verified(&plan, &state),
@@ -169,22 +173,50 @@ impl Writer {
         session.visit.nftables.close();
         result
     }
-}
 
-fn plan_for(session: &NetnsSession<'_>, redirection: &Redirection) -> Result<Plan, NoIpv6> {
-    let ipv6 = redirection.ipv6();
-    let families = match ipv6 {
-        Ipv6::Off => &[Family::V4],
-        Ipv6::Auto | Ipv6::On => session.families(),
-    };
-    if ipv6 == Ipv6::On && families.len() < Family::ALL.len() {
-        return Err(NoIpv6);
+    fn plan_for(
+        &self,
+        session: &NetnsSession<'_>,
+        redirection: &Redirection,
+    ) -> Result<Plan, NoIpv6> {
+        let ipv6 = redirection.ipv6();
+        let families = match ipv6 {
+            Ipv6::Off => &[Family::V4],
+            Ipv6::Auto | Ipv6::On => session.families(),
+        };
+        if ipv6 == Ipv6::On && families.len() < Family::ALL.len() {
+            return Err(NoIpv6);
+        }
+        let tables = self.tables_for(redirection);
+        let plan = Plan::new(redirection.form(), tables, families);
+        let new_only = redirection.for_new_connections_only();
+        let new_only = new_only.map(|new_only| self.tables_for(&new_only));
+        Ok(plan.with_new_only(new_only.unwrap_or_default()))
     }
-    let tables = redirection.ruleset().tables;
-    let plan = Plan::new(redirection.form(), tables, families);
-    let new_only = redirection.for_new_connections_only();
-    let new_only = new_only.map(|new_only| new_only.ruleset().tables);
-    Ok(plan.with_new_only(new_only.unwrap_or_default()))
+
+    fn tables_for(&self, redirection: &Redirection) -> Vec<Table> {
+        let ruleset = redirection.ruleset();
+        if ruleset.has_guard() && self.missing_for_guard().is_some() {
+            return ruleset.without_guard().tables;
+        }
+        ruleset.tables
+    }
+
+    /// Returns the missing option if this kernel cannot refuse packets by the mark of the receiver. Asks the kernel
+    /// once.
+    pub(crate) fn missing_for_guard(&self) -> Option<&'static str> {
+        *self.missing_for_guard.get_or_init(|| {
+            let missing = kernel_option::missing_for_guard();
+            if let Some(option) = missing {
+                tracing::warn!(
+                    option,
+                    "The kernel lacks an option. If another process than ztunnel listens on ztunnel's ports in a pod, the \
+                     process gets DNS queries by UDP, and connections time out instead of being refused"
+                );
+            }
+            missing
+        })
+    }
 }
 
 fn to_verified(plan: &Plan, state: &State) -> Verified {
@@ -378,4 +410,33 @@ fn read_tables(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Observed, 
     let seen = session.visit.nftables.read()?;
     require_none(plan.table_differences(&seen), ApplyError::differs)?;
     Ok(seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use inpod_linux::Netns;
+
+    use super::*;
+    use crate::rules::Ambient;
+
+    #[test]
+    fn a_kernel_without_an_option_of_the_guard_gets_the_other_rules() {
+        let lacking = Writer {
+            missing_for_guard: Arc::new(OnceLock::from(Some("CONFIG_NFT_SOCKET"))),
+            ..Writer::default()
+        };
+        let redirection = Redirection::Ambient(Ambient::default());
+        let netns = Netns::create().unwrap();
+        let sandbox = SandboxRef {
+            network_name: "net".parse().unwrap(),
+            container_id: "c1".parse().unwrap(),
+            ifname: "eth0".parse().unwrap(),
+        };
+        lacking.apply(&netns, &redirection, &sandbox).unwrap();
+        let verified = lacking.verify(&netns, &redirection).unwrap();
+        assert_eq!(verified.differences, [""; 0]);
+        let complete = Writer::default().verify(&netns, &redirection).unwrap();
+        let is_missing = |it: &String| it == "chain inpod-mangle input is missing";
+        assert!(complete.differences.iter().any(is_missing), "{complete:?}");
+    }
 }

@@ -14,6 +14,7 @@ pub mod discover;
 pub mod error;
 mod family;
 pub mod inspect;
+mod kernel_option;
 pub mod kernel_version;
 mod legacy;
 mod marks;

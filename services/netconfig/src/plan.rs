@@ -79,7 +79,8 @@ impl State {
 }
 
 fn captures_new_only(table: &Table) -> bool {
-    table.has(|expr| *expr == Expr::TcpSyn)
+    let mut rules = table.chains.iter().flat_map(|chain| &chain.rules);
+    rules.any(|rule| rule.0.contains(&Expr::TcpSyn) && !rule.is_guard())
 }
 
 /// Returns the families whose UDP DNS queries the table redirects to ztunnel.

@@ -103,6 +103,21 @@ pub struct Table {
     pub chains: Vec<Chain>,
 }
 
+impl Ruleset {
+    /// Omits the rules that need the expressions `socket` and `reject`.
+    pub(crate) fn without_guard(mut self) -> Self {
+        for table in &mut self.tables {
+            table.chains.retain(|chain| !chain.is_guard());
+        }
+        self
+    }
+
+    pub(crate) fn has_guard(&self) -> bool {
+        let mut chains = self.tables.iter().flat_map(|table| &table.chains);
+        chains.any(Chain::is_guard)
+    }
+}
+
 impl Table {
     /// Returns whether a rule matches the owner of a socket, as only a sidecar's rules do.
     pub(crate) fn matches_socket_owners(&self) -> bool {
@@ -179,6 +194,12 @@ pub struct Chain {
     pub rules: Vec<Rule>,
 }
 
+impl Chain {
+    fn is_guard(&self) -> bool {
+        self.rules.iter().any(Rule::is_guard)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Base {
     pub kind: Kind,
@@ -216,3 +237,11 @@ pub enum Policy {
 /// A list of expressions, evaluated in order until one does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule(pub Vec<Expr>);
+
+impl Rule {
+    /// Returns whether the rule refuses packets to sockets without ztunnel's mark.
+    pub(crate) fn is_guard(&self) -> bool {
+        let asks = |expr: &Expr| matches!(expr, Expr::ReceiverNotMarked(_));
+        self.0.iter().any(asks)
+    }
+}

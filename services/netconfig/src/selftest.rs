@@ -25,6 +25,9 @@ use listeners::{APP, Arrival, DNS, DNS_UDP, HBONE, Listeners, OUTBOUND, PEER, PL
 pub use network::TestNetworkError;
 use network::{APPLICATION, Sender, TestNetwork};
 
+/// The check that a listener without ztunnel's mark gets nothing.
+const GUARD: &str = "only ztunnel answers";
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     pub name: String,
@@ -98,6 +101,8 @@ pub fn run_after(
     for family in network.families() {
         checks.extend(try_family(&network, &listeners, *family, probe_sources));
     }
+    let missing = writer.missing_for_guard();
+    checks.extend(try_guard(&network, &listeners, missing)?);
     checks.push(Check {
         name: "IPv6 of the node".to_owned(),
         outcome: Ok(if network.has_ipv6 {
@@ -153,6 +158,30 @@ fn try_family(
         outcome: listeners.check_arrival(network.send(sender, to), wanted),
     };
     packets.map(check).collect()
+}
+
+/// Checks that only ztunnel answers on its port, once for each family.
+fn try_guard(
+    network: &TestNetwork,
+    listeners: &Listeners,
+    missing: Option<&str>,
+) -> Result<Vec<Check>, TestNetworkError> {
+    if let Some(option) = missing {
+        let outcome = Ok(format!(
+            "only in part: the kernel lacks {option}, so that another process gets DNS queries by UDP, and connections \
+             to it time out"
+        ));
+        let name = GUARD.to_owned();
+        return Ok(vec![Check { name, outcome }]);
+    }
+    listeners.unmark(OUTBOUND)?;
+    let check = |family: &Family| Check {
+        name: format!("{GUARD} {family}"),
+        outcome: listeners.check_refusal(
+            network.send(Sender::Pod, (network::peer_address(*family), APPLICATION)),
+        ),
+    };
+    Ok(network.families().iter().map(check).collect())
 }
 
 /// A packet to send, with its name, the destination, and the expected place of arrival.

@@ -65,7 +65,7 @@ impl fmt::Display for Code {
 codes! {
     KernelTooOld = "KERNEL_TOO_OLD", Failed, "The kernel is older than Linux 5.14, the first with SO_NETNS_COOKIE.", "Upgrade to Linux 5.14 or later; netconfig does not start on older kernels.";
     KernelFeatureMissing = "KERNEL_FEATURE_MISSING", Failed, "The kernel lacks a feature that every pod's rules need.", "Load the named module, or install the package with the kernel's extra modules, and load it at boot (modules-load.d).";
-    KernelOptionMissing = "KERNEL_OPTION_MISSING", Warning, "The kernel lacks a feature that some settings need.", "Load the module if you use the named setting; otherwise nothing to do.";
+    KernelOptionMissing = "KERNEL_OPTION_MISSING", Warning, "The kernel lacks a feature that only the named setting or purpose needs.", "Load the module and restart netconfig if you need it; otherwise nothing to do.";
     NetnsNotShared = "NETNS_NOT_SHARED", Failed, "The mount that holds the runtime's network namespaces is not shared, so netconfig never sees those of new pods.", "Make the mount shared on the node (mount --make-shared, also at boot) and restart netconfig.";
     NetnsNotSeen = "NETNS_NOT_SEEN", Failed, "netconfig does not see all network namespaces that are mounted on the node.", "Mount the directory of network namespaces into netconfig with mountPropagation HostToContainer and restart netconfig.";
     LsmSelinuxConfined = "LSM_SELINUX_CONFINED", Failed, "SELinux is enforcing and netconfig runs in a domain that may not enter network namespaces.", "Run the agent as spc_t: set the SELinux type in the chart's values.";

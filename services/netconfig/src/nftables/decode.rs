@@ -7,20 +7,21 @@ use netlink_bindings::{
         ExprListAttrs, ExprOps, IterableDataAttrs, IterableExprAttrs, IterableExprBitwiseAttrs,
         IterableExprCmpAttrs, IterableExprCtAttrs, IterableExprImmediateAttrs,
         IterableExprListAttrs, IterableExprMetaAttrs, IterableExprNatAttrs,
-        IterableExprPayloadAttrs, IterableExprTproxyAttrs,
+        IterableExprPayloadAttrs, IterableExprRejectAttrs, IterableExprTproxyAttrs,
     },
     utils::find_attr,
 };
 
 use super::{
     encode::{
-        ACCEPT, DROP, EQUAL, EXPR_DATA, EXPR_NAME, LOOKUP_REGISTER, LOOKUP_SET, NOT_EQUAL,
-        REDIR_PORT_MIN, REGISTER, SOURCE_NAT, UNSPECIFIED, VERDICT_REGISTER,
+        ACCEPT, DROP, EQUAL, EXPR_DATA, EXPR_NAME, ICMP_OF_EITHER_FAMILY, LOOKUP_REGISTER,
+        LOOKUP_SET, NOT_EQUAL, PORT_UNREACHABLE, REDIR_PORT_MIN, REGISTER, SOCKET_DESTINATION,
+        SOCKET_KEY, SOCKET_MARK, SOURCE_NAT, TCP_RESET, UNSPECIFIED, VERDICT_REGISTER,
     },
     lower::protocol_family,
     op::{Base, Ct, Meta, Numbered as _, Op},
 };
-use crate::family::Family;
+use crate::{family::Family, rules::Transport};
 
 const LOOKUP_RESULT: u16 = 3; // NFTA_LOOKUP_DREG
 const LOOKUP_FLAGS: u16 = 5; // NFTA_LOOKUP_FLAGS
@@ -53,6 +54,7 @@ fn known(expr: &IterableExprAttrs<'_>) -> Option<Op> {
     match find_attr(expr.get_buf(), EXPR_NAME) {
         Some(b"redir\0") => return redirect(expr),
         Some(b"lookup\0") => return lookup(expr),
+        Some(b"socket\0") => return socket(expr),
         _ => {}
     }
     #[expect(
@@ -68,6 +70,7 @@ fn known(expr: &IterableExprAttrs<'_>) -> Option<Op> {
         ExprOps::Immediate(immediate) => decode_immediate(&immediate),
         ExprOps::Counter(_) => Some(Op::Counter),
         ExprOps::Nat(nat) => decode_nat(&nat),
+        ExprOps::Reject(reject) => decode_reject(&reject),
         ExprOps::Tproxy(tproxy) => decode_tproxy(&tproxy),
         _ => None,
     }
@@ -142,6 +145,14 @@ fn decode_immediate(immediate: &IterableExprImmediateAttrs<'_>) -> Option<Op> {
     }
 }
 
+fn decode_reject(reject: &IterableExprRejectAttrs<'_>) -> Option<Op> {
+    match (reject.get_type().ok()?, reject.get_icmp_code()) {
+        (TCP_RESET, _) => Some(Op::Reject(Transport::Tcp)),
+        (ICMP_OF_EITHER_FAMILY, Ok(PORT_UNREACHABLE)) => Some(Op::Reject(Transport::Udp)),
+        _ => None,
+    }
+}
+
 fn decode_tproxy(tproxy: &IterableExprTproxyAttrs<'_>) -> Option<Op> {
     is_register(tproxy.get_reg_port().ok()?)?;
     let number = tproxy.get_family().ok()?;
@@ -160,6 +171,12 @@ fn lookup(expr: &IterableExprAttrs<'_>) -> Option<Op> {
     let set = CStr::from_bytes_until_nul(find_attr(data, LOOKUP_SET)?).ok()?;
     let set = set.to_str().ok()?.to_owned();
     is_plain.then_some(Op::Lookup(set))
+}
+
+fn socket(expr: &IterableExprAttrs<'_>) -> Option<Op> {
+    let data = find_attr(expr.get_buf(), EXPR_DATA)?;
+    is_register(number(data, SOCKET_DESTINATION)?)?;
+    (number(data, SOCKET_KEY)? == SOCKET_MARK).then_some(Op::SocketMark)
 }
 
 /// Decodes a source NAT to one address, without ports or flags of another effect.

@@ -8,6 +8,7 @@ use super::{
     lower::protocol_family,
     op::{Numbered as _, Op},
 };
+use crate::rules::Transport;
 
 /// The only register used by inpod's rules (NFT_REG_1).
 pub(super) const REGISTER: u32 = 1;
@@ -23,6 +24,12 @@ pub(super) const REDIR_PORT_MIN: u16 = 1; // NFTA_REDIR_REG_PROTO_MIN
 
 pub(super) const LOOKUP_SET: u16 = 1; // NFTA_LOOKUP_SET
 pub(super) const LOOKUP_REGISTER: u16 = 2; // NFTA_LOOKUP_SREG
+pub(super) const SOCKET_KEY: u16 = 1; // NFTA_SOCKET_KEY
+pub(super) const SOCKET_DESTINATION: u16 = 2; // NFTA_SOCKET_DREG
+pub(super) const SOCKET_MARK: u32 = 1; // NFT_SOCKET_MARK
+pub(super) const TCP_RESET: u32 = 1; // NFT_REJECT_TCP_RST
+pub(super) const ICMP_OF_EITHER_FAMILY: u32 = 2; // NFT_REJECT_ICMPX_UNREACH
+pub(super) const PORT_UNREACHABLE: u8 = 1; // NFT_REJECT_ICMPX_PORT_UNREACH
 pub(super) const SOURCE_NAT: u32 = 0; // NFT_NAT_SNAT
 
 pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprListAttrs<P> {
@@ -49,6 +56,7 @@ pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprLi
             let payload = payload.push_base(base.number()).push_offset(*offset);
             payload.push_len(*len).end_nested().end_nested()
         }
+        Op::SocketMark => push_socket_mark(elem),
         Op::Lookup(set) => push_lookup(elem, set),
         Op::Cmp { equal, data } => push_cmp(elem, *equal, data),
         Op::Bitwise { mask, xor } => push_bitwise(elem, mask, xor),
@@ -60,6 +68,15 @@ pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprLi
         Op::Counter => elem.nested_data_counter().end_nested().end_nested(),
         Op::Accept => push_verdict(elem, ACCEPT),
         Op::Drop => push_verdict(elem, DROP),
+        Op::Reject(Transport::Tcp) => {
+            let reject = elem.nested_data_reject().push_type(TCP_RESET);
+            reject.end_nested().end_nested()
+        }
+        Op::Reject(Transport::Udp) => {
+            let reject = elem.nested_data_reject().push_type(ICMP_OF_EITHER_FAMILY);
+            let reject = reject.push_icmp_code(PORT_UNREACHABLE);
+            reject.end_nested().end_nested()
+        }
         Op::Redirect => push_redirect(elem),
         Op::SourceNat(family) => {
             let nat = elem.nested_data_nat().push_type(SOURCE_NAT);
@@ -123,6 +140,19 @@ fn push_redirect<P: Pusher>(elem: PushExprAttrs<P>) -> P {
     let bytes = elem.as_vec_mut();
     let data = push_nested_header(bytes, EXPR_DATA);
     push_header(bytes, REDIR_PORT_MIN, 4);
+    bytes.extend(REGISTER.to_be_bytes());
+    finalize_nested_header(bytes, data);
+    elem.end_nested()
+}
+
+/// Encodes `socket`, which the kernel's specification and `netlink-bindings` lack.
+fn push_socket_mark<P: Pusher>(elem: PushExprAttrs<P>) -> P {
+    let mut elem = elem.push_name(c"socket");
+    let bytes = elem.as_vec_mut();
+    let data = push_nested_header(bytes, EXPR_DATA);
+    push_header(bytes, SOCKET_KEY, 4);
+    bytes.extend(SOCKET_MARK.to_be_bytes());
+    push_header(bytes, SOCKET_DESTINATION, 4);
     bytes.extend(REGISTER.to_be_bytes());
     finalize_nested_header(bytes, data);
     elem.end_nested()

@@ -1,4 +1,4 @@
-use crate::family::Family;
+use crate::{family::Family, rules::Transport};
 
 /// An expression as stored by the kernel. inpod's rules use only one register.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +12,8 @@ pub(crate) enum Op {
         offset: u32,
         len: u32,
     },
+    /// Loads the mark of the socket that receives the packet; without a socket, the rule ends.
+    SocketMark,
     /// Ends the rule unless the register is in the set.
     Lookup(String),
     /// Ends the rule unless the register (un)equals the data.
@@ -29,6 +31,8 @@ pub(crate) enum Op {
     Counter,
     Accept,
     Drop,
+    /// Refuses by a TCP reset or, for UDP, by an ICMP message of either family that the port is unreachable.
+    Reject(Transport),
     /// Redirects the connection to the port in the register.
     Redirect,
     /// Translates the source to the address in the register.

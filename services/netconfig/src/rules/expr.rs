@@ -27,9 +27,13 @@ pub enum Expr {
     PortNot(u16),
     /// The packet opens a TCP connection: of FIN, SYN, RST and ACK, only SYN is set.
     TcpSyn,
+    /// The packet accepts a TCP connection: of FIN, SYN, RST and ACK, only SYN and ACK are set.
+    TcpSynAck,
     Marked(Mark),
     NotMarked(Mark),
     ConnectionMarked(Mark),
+    /// The socket that receives the packet does not carry the mark. Without a socket, the rule ends.
+    ReceiverNotMarked(Mark),
     /// The packet is the first of its connection seen by conntrack.
     NewConnection,
     /// The packet belongs to an established or related connection.
@@ -53,6 +57,8 @@ pub enum Expr {
     /// Accepts the packet, which no later rule of the chain sees.
     Accept,
     Drop,
+    /// Refuses the packet as a port without a listener does: a connection by a reset, a datagram by ICMP.
+    Refuse(Transport),
     Redirect(u16),
     SourceNat(IpAddr),
     /// Marks packets and delivers them to the transparent socket on the port; without a socket, the next rule
@@ -89,9 +95,11 @@ impl Expr {
             | Self::Port(_)
             | Self::PortNot(_)
             | Self::TcpSyn
+            | Self::TcpSynAck
             | Self::Marked(_)
             | Self::NotMarked(_)
             | Self::ConnectionMarked(_)
+            | Self::ReceiverNotMarked(_)
             | Self::NewConnection
             | Self::KnownConnection
             | Self::InvalidConnection
@@ -105,6 +113,7 @@ impl Expr {
             | Self::Zone(_)
             | Self::Accept
             | Self::Drop
+            | Self::Refuse(_)
             | Self::Redirect(_)
             | Self::SourceNat(_)
             | Self::Tproxy(..)

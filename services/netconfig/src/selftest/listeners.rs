@@ -85,6 +85,28 @@ impl Listeners {
         }
     }
 
+    /// Takes ztunnel's mark from a listener, as if another process had opened it.
+    pub(super) fn unmark(&self, which: Arrival) -> io::Result<()> {
+        let mut listeners = self.0.iter().filter(|(at, _)| *at == which);
+        listeners.try_for_each(|(_, listener)| listener.set_mark(0))
+    }
+
+    /// Describes a refusal as text; any other outcome is an error.
+    pub(super) fn check_refusal(&self, sent: io::Result<Sent>) -> Result<String, String> {
+        const EXPECTED: &str = "expected a refusal";
+        match sent {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                Ok("another listener on its port gets nothing".to_owned())
+            }
+            Err(error) => Err(format!("could not be sent: {error}; {EXPECTED}")),
+            Ok(_) => match self.next() {
+                Ok(Some((at, _))) => Err(format!("arrived at {at}; {EXPECTED}")),
+                Ok(None) => Err(format!("arrived nowhere; {EXPECTED}")),
+                Err(error) => Err(format!("could not be received: {error}; {EXPECTED}")),
+            },
+        }
+    }
+
     fn next(&self) -> io::Result<Option<(Arrival, SocketAddr)>> {
         let deadline = Instant::now() + RECEIVE_TIMEOUT;
         loop {

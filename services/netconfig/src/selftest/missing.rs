@@ -7,12 +7,10 @@ use inpod_types::Reason;
 use super::{SelfTestError, network};
 use crate::{
     error::IntoFailure as _,
-    netlink::KernelError,
-    nftables::{Change, NewTable, Nftables},
-    rules::{Base, Chain, Expr, Hook, Kind, Policy, Rule, Table, TableFamily, Transport},
+    kernel_option::{Part, chain, first_refused, write_and_delete},
+    nftables::Nftables,
+    rules::{Expr, Hook, Kind, Transport},
 };
-
-const NAME: &str = "inpod-options";
 
 /// Returns the missing option if sock_diag is missing or the kernel refused something, in the latter case by writing
 /// tables in a temporary netns.
@@ -30,86 +28,43 @@ pub(super) fn missing_option_here(error: &SelfTestError) -> Option<&'static str>
 fn missing_option(netns: &Netns) -> Option<&'static str> {
     let opened = netns.within(Nftables::open).ok()?;
     let mut nftables = opened.ok();
-    first_refused(|table| match &mut nftables {
-        None => false,
-        Some(nftables) => write_and_delete(nftables, table).is_ok(),
+    first_refused(parts(), |table| match &mut nftables {
+        None => true,
+        Some(nftables) => write_and_delete(nftables, table).is_err(),
     })
 }
 
-fn first_refused(mut is_accepted: impl FnMut(Table) -> bool) -> Option<&'static str> {
-    let mut parts = parts().into_iter();
-    parts.find_map(|(option, chains)| {
-        let table = Table {
-            family: TableFamily::Inet,
-            name: NAME.to_owned(),
-            chains,
-        };
-        (!is_accepted(table)).then_some(option)
-    })
-}
-
-fn parts() -> [(&'static str, Vec<Chain>); 4] {
+fn parts() -> [Part; 4] {
+    let chain = |kind, rule| vec![chain(kind, Hook::Output, rule)];
     let redirect = [Expr::Protocol(Transport::Tcp), Expr::Redirect(15001)];
     [
         ("CONFIG_NF_TABLES_INET", Vec::new()),
-        ("CONFIG_NFT_NAT", vec![chain(Kind::Nat, Vec::new())]),
-        ("CONFIG_NFT_REDIR", vec![chain(Kind::Nat, redirect.into())]),
+        ("CONFIG_NFT_NAT", chain(Kind::Nat, Vec::new())),
+        ("CONFIG_NFT_REDIR", chain(Kind::Nat, redirect.into())),
         (
             "CONFIG_NFT_CT",
-            vec![chain(Kind::Filter, vec![Expr::NewConnection])],
+            chain(Kind::Filter, vec![Expr::NewConnection]),
         ),
     ]
-}
-
-fn chain(kind: Kind, rule: Vec<Expr>) -> Chain {
-    Chain {
-        name: "output".to_owned(),
-        base: Some(Base {
-            kind,
-            hook: Hook::Output,
-            priority: -100,
-            policy: Policy::Accept,
-        }),
-        rules: vec![Rule(rule)],
-    }
-}
-
-fn write_and_delete(nftables: &mut Nftables, table: Table) -> Result<(), KernelError> {
-    let delete = vec![table.id()];
-    let create = vec![NewTable {
-        table,
-        comment: String::new(),
-    }];
-    let mut write = |change| {
-        let generation = nftables.generation()?;
-        nftables.change(generation, &change)
-    };
-    write(Change {
-        create,
-        ..Change::default()
-    })?;
-    write(Change {
-        delete,
-        ..Change::default()
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netlink::KernelError;
 
     #[test]
     fn the_option_is_that_of_the_first_table_that_is_refused() {
         let options = parts().map(|(option, _)| option);
         for (accepted, option) in options.into_iter().enumerate() {
             let mut seen = 0;
-            let is_accepted = |_: Table| {
+            let is_refused = |_| {
                 seen += 1;
-                seen <= accepted
+                seen > accepted
             };
-            assert_eq!(first_refused(is_accepted), Some(option));
+            assert_eq!(first_refused(parts(), is_refused), Some(option));
         }
-        assert_eq!(first_refused(|_| true), None);
+        assert_eq!(first_refused(parts(), |_| false), None);
     }
 
     #[test]

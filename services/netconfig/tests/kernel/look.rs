@@ -12,7 +12,7 @@ use std::{
 use netconfig::conflicts::{Finding, Kind, find_conflicts};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::support::{Fresh, ambient, plain, sandbox};
+use crate::support::{Fresh, ambient, mark_as_ztunnel, plain, sandbox};
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -79,8 +79,15 @@ fn sysctl(fresh: &Fresh, name: &str, value: &str) {
     fresh.run(move || std::fs::write(path, value)).unwrap();
 }
 
+/// On ztunnel's ports, the listener is marked as ztunnel's.
 fn listen(fresh: &Fresh, port: u16) -> TcpListener {
-    fresh.run(move || TcpListener::bind(("0.0.0.0", port)).unwrap())
+    fresh.run(move || {
+        let listener = TcpListener::bind(("0.0.0.0", port)).unwrap();
+        if [15001, 15006, 15008].contains(&port) {
+            mark_as_ztunnel(&listener);
+        }
+        listener
+    })
 }
 
 fn address(ip: &str, port: u16) -> SocketAddr {

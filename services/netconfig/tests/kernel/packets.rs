@@ -6,6 +6,7 @@ mod before;
 mod checks;
 mod client;
 mod connections;
+mod guard;
 mod incumbent;
 mod matrix;
 mod mutation;

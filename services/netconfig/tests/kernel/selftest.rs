@@ -70,6 +70,11 @@ fn what_does_not_work_is_named_and_nothing_else() {
             "flush chain inet inpod-mangle output",
             &["reply to ztunnel IPv4", "reply to ztunnel IPv6"],
         ),
+        (
+            "nft",
+            "flush chain inet inpod-mangle input",
+            &["only ztunnel answers IPv4", "only ztunnel answers IPv6"],
+        ),
     ] {
         assert_eq!(
             fails_after(program, arguments),

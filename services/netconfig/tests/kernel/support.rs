@@ -1,6 +1,7 @@
 //! A test's netns, whose creating thread stays in it.
 
 use std::{
+    os::fd::AsFd,
     path::PathBuf,
     process::Command,
     sync::mpsc::{Receiver, Sender, channel},
@@ -15,6 +16,7 @@ use netconfig::{
     rules::{Ambient, Redirection},
 };
 use nix::sched::{CloneFlags, unshare};
+use socket2::SockRef;
 
 /// `lo` is up. The path is valid while this lives.
 pub(crate) struct Fresh {
@@ -122,6 +124,11 @@ fn live_here(opened: &Sender<Netns>, queue: &Receiver<Job>) {
     while let Ok(job) = queue.recv() {
         job();
     }
+}
+
+/// The mark of ztunnel's sockets, without which a listener on ztunnel's ports gets nothing.
+pub(crate) fn mark_as_ztunnel(socket: &impl AsFd) {
+    SockRef::from(socket).set_mark(0x539).unwrap();
 }
 
 pub(crate) fn roots() -> Vec<PathBuf> {

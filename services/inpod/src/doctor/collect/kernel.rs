@@ -9,7 +9,7 @@ use crate::host_fs::{HostFs, Observed};
 pub(crate) enum Need {
     /// The rules of every pod need the feature.
     Always,
-    /// Only the named setting needs the feature.
+    /// Only the named setting or purpose needs the feature.
     For(&'static str),
 }
 
@@ -48,7 +48,10 @@ const fn with(
     }
 }
 
-pub(crate) const FEATURES: [Feature; 9] = [
+/// Optional: without the feature, netconfig writes fewer rules.
+const GUARD: &str = "refusing connections to other listeners on ztunnel's ports";
+
+pub(crate) const FEATURES: [Feature; 11] = [
     always("nfnetlink", "nfnetlink", "nfnetlink_rcv_msg"),
     always("nf_tables", "nf_tables", "nft_do_chain"),
     always("nf_conntrack", "nf_conntrack", "nf_conntrack_in"),
@@ -61,6 +64,13 @@ pub(crate) const FEATURES: [Feature; 9] = [
     always("nft nat chains", "nft_chain_nat", "nft_nat_do_chain"),
     always("nft redirect", "nft_redir", "nft_redir_eval"),
     always("socket diagnosis", "tcp_diag", "tcp_diag_get_info"),
+    with(GUARD, "nft socket", "nft_socket", "nft_socket_eval"),
+    with(
+        GUARD,
+        "nft reject",
+        "nft_reject_inet",
+        "nft_reject_inet_eval",
+    ),
     with(
         "TPROXY for sidecars",
         "nft tproxy",

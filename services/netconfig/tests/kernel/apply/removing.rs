@@ -2,7 +2,7 @@
 
 use netconfig::apply::Phase;
 
-use crate::apply::{applied, differences, everything, is_reported_and_repaired, tag_of, untagged};
+use crate::apply::{applied, differences, everything, is_reported_and_repaired, tag_of};
 use crate::support::{Fresh, ambient, plain, sandbox};
 
 #[test]
@@ -29,8 +29,8 @@ fn a_last_removal_leaves_nothing_and_can_be_repeated() {
 #[test]
 fn a_drain_replaces_capture_keeps_the_rest_and_can_be_repeated() {
     let fresh = applied();
-    let mangle = || untagged(&fresh.nft("list table inet inpod-mangle"));
-    let before = mangle();
+    let mark = || fresh.nft("list chain inet inpod-mangle prerouting");
+    let before = mark();
     let tag = tag_of(&fresh);
     for _ in 0..2 {
         plain()
@@ -39,7 +39,13 @@ fn a_drain_replaces_capture_keeps_the_rest_and_can_be_repeated() {
         let nat = fresh.nft("list table inet inpod-nat");
         assert!(!nat.contains("redirect"), "{nat}");
         assert_eq!(nat.matches("ct state new counter").count(), 2, "{nat}");
-        assert_eq!(mangle(), before);
+        assert_eq!(mark(), before);
+        let mangle = fresh.nft("list table inet inpod-mangle");
+        assert!(
+            mangle.contains("ct mark & 0x00000fff == 0x00000111"),
+            "{mangle}"
+        );
+        assert!(!mangle.contains("1500"), "{mangle}");
     }
     assert_ne!(tag_of(&fresh), tag);
     is_reported_and_repaired(&fresh, "redirect to :15001` is missing in inpod-nat output");

@@ -12,7 +12,7 @@ use netconfig::{
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::scenarios;
-use crate::support::{Fresh, ambient, plain, sandbox};
+use crate::support::{Fresh, ambient, mark_as_ztunnel, plain, sandbox};
 
 /// The first IPv6 packet over a new link may have to be sent again.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -113,6 +113,7 @@ fn direct_flows_are_those_from_before_the_rules_and_none_that_ztunnel_carries() 
     let (pod, host) = pod_and_host();
     let (application, server) = (listen(&pod, 8080), listen(&host, 80));
     let ztunnel = [15001, 15006, 15008].map(|port| listen(&pod, port));
+    ztunnel.iter().for_each(mark_as_ztunnel);
     let [outbound, plaintext, hbone] = &ztunnel;
     let mut before = Vec::new();
     for [own, other] in ADDRESSES {

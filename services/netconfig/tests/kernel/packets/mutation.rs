@@ -42,6 +42,12 @@ impl Part {
         }
     }
 
+    /// Returns whether the rule lets only ztunnel answer on a port.
+    pub(crate) fn is_guard(&self) -> bool {
+        let guards = |text: &str| text.contains("socket mark") || text.contains("(syn|ack)");
+        matches!(self, Self::Rule { text, .. } if guards(text))
+    }
+
     pub(crate) fn delete(&self, world: &World) {
         match self {
             Self::Rule {
@@ -88,6 +94,8 @@ pub(crate) fn rules(redirection: &Redirection) -> Vec<Part> {
 /// Returns parts for a pod with both families.
 fn parts(settings: &Ambient) -> Vec<Part> {
     let mut parts = rules(&Redirection::Ambient(settings.clone()));
+    // `guard` tries without these.
+    parts.retain(|part| !part.is_guard());
     for family in if settings.ipv6 == Ipv6::Off {
         &[Family::V4]
     } else {

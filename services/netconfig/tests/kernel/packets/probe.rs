@@ -129,6 +129,10 @@ impl Dial {
         }
     }
 
+    pub(crate) fn is_tcp(&self) -> bool {
+        self.transport == Transport::Tcp
+    }
+
     fn socket(&self, world: &World, port: u16) -> io::Result<Socket> {
         let dial = self.clone();
         let owner = self.owner.map(|owner| owner.outside(world.users_from));

@@ -12,7 +12,7 @@ use std::{
 
 use socket2::{Domain, SockRef, Socket, Type};
 
-use crate::support::Fresh;
+use crate::support::{Fresh, mark_as_ztunnel};
 
 /// The listener that answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -144,7 +144,11 @@ impl Listener {
 
     /// Only ztunnel's sockets carry its mark, which takes a capability.
     pub(crate) fn mark_as_ztunnel(&self) {
-        self.socket.set_mark(0x539).unwrap();
+        mark_as_ztunnel(&self.socket);
+    }
+
+    pub(crate) fn unmark(&self) {
+        self.socket.set_mark(0).unwrap();
     }
 
     /// Transparent sockets accept foreign destinations.

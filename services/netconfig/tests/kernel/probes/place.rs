@@ -15,7 +15,7 @@ use netconfig::{
 use nix::unistd::{Uid, setfsuid};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::support::{Fresh, plain, sandbox};
+use crate::support::{Fresh, mark_as_ztunnel, plain, sandbox};
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -128,6 +128,7 @@ impl Place {
         assert!(applied.unwrap().changed);
         let listen = |port: u16| pod.run(move || TcpListener::bind(("::", port)).unwrap());
         let (application, ztunnel) = (listen(8080), listen(15006));
+        mark_as_ztunnel(&ztunnel);
         for listener in [&application, &ztunnel] {
             listener.set_nonblocking(true).unwrap();
         }

@@ -19,7 +19,7 @@ use inpod_types::Reason;
 use tonic::{Code, Status};
 
 use crate::harness::{Netconfig, ambient, refusal, wire};
-use crate::support::{Fresh, plain};
+use crate::support::{Fresh, mark_as_ztunnel, plain};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const SOURCE: &str = "169.254.7.127";
@@ -50,6 +50,7 @@ impl Place {
         pod.ip("route add default via 10.9.0.2");
         let listen = |port: u16| pod.run(move || TcpListener::bind(("0.0.0.0", port)).unwrap());
         let (application, ztunnel) = (listen(8080), listen(15006));
+        mark_as_ztunnel(&ztunnel);
         for listener in [&application, &ztunnel] {
             listener.set_nonblocking(true).unwrap();
         }
