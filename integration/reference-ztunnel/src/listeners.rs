@@ -63,14 +63,14 @@ impl Listener {
 
 /// Detects a kernel without IPv6, or booted with `ipv6.disable=1`. A netns with only `disable_ipv6` accepts `[::]`, and
 /// IPv4 connections through this address.
-fn lacks_ipv6(error: &io::Error) -> bool {
+pub(crate) fn lacks_ipv6(error: &io::Error) -> bool {
     let code = error.raw_os_error();
     [nix::libc::EAFNOSUPPORT, nix::libc::EADDRNOTAVAIL]
         .into_iter()
         .any(|known| code == Some(known))
 }
 
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let domain = Domain::for_address(address);
     let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -18,6 +18,7 @@ pub struct Options {
     /// The time that live connections have after SIGTERM.
     pub termination_deadline: Duration,
     pub fault: Fault,
+    pub dns: bool,
 }
 
 /// A misbehavior that every agent must survive.
@@ -70,6 +71,7 @@ impl Options {
             status: path("status"),
             termination_deadline: Duration::from_secs(seconds.unwrap_or_default()),
             fault: matches.get_one("fault").copied().unwrap_or_default(),
+            dns: !matches.get_flag("no-dns"),
         }
     }
 }
@@ -115,6 +117,12 @@ fn command() -> Command {
                 .help(FAULT_HELP)
                 .value_parser(Fault::from_str),
         )
+        .arg(
+            Arg::new("no-dns")
+                .long("no-dns")
+                .help("Do not listen for DNS")
+                .action(ArgAction::SetTrue),
+        )
 }
 
 fn path(name: &'static str, help: &'static str) -> Arg {
@@ -141,7 +149,7 @@ mod tests {
         let options = options(&[]).expect("parse");
         assert_eq!(options.termination_deadline, Duration::from_secs(5));
         assert_eq!(options.fault, Fault::None);
-        assert!(options.access_log.is_none());
+        assert!(options.access_log.is_none() && options.dns);
     }
 
     #[test]

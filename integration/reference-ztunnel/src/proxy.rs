@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::access_log::AccessLog;
+use crate::dns;
 use crate::enter::Inside;
 use crate::forward::{Incoming, forward};
 use crate::identity::Identity;
@@ -67,6 +68,7 @@ impl Proxy {
         workload: &Workload,
         log: AccessLog,
         mesh: Option<Arc<Mesh>>,
+        dns: bool,
     ) -> Result<Self, StartError> {
         let inside = Inside::enter(workload.netns.clone()).await;
         let inside = inside.map_err(StartError::Enter)?;
@@ -77,6 +79,12 @@ impl Proxy {
                 .map_err(|error| StartError::Bind(listener.address(), error))?;
             open.push((listener, socket));
         }
+        let mut names = Vec::new();
+        if dns {
+            let opened = inside.run(|| Ok(dns::Sockets::open())).await;
+            let opened = opened.map_err(StartError::Enter)?;
+            names = opened.map_err(|(address, error)| StartError::Bind(address, error))?;
+        }
         let uid = Arc::from(workload.uid.as_str());
         let member = mesh.map(|mesh| join(mesh, &uid, workload, &inside));
         let member = member.transpose().map_err(StartError::Identity)?;
@@ -86,14 +94,23 @@ impl Proxy {
             log,
             member,
         };
-        Ok(Self::serve(open, &Arc::new(pod)))
+        Ok(Self::serve(open, names, &Arc::new(pod)))
     }
 
-    fn serve(open: Vec<(Listener, TcpListener)>, pod: &Arc<Pod>) -> Self {
+    fn serve(open: Vec<(Listener, TcpListener)>, names: Vec<dns::Sockets>, pod: &Arc<Pod>) -> Self {
         let (close, closing) = watch::channel(false);
         let mut listeners = JoinSet::new();
         for (listener, socket) in open {
             listeners.spawn(accept(listener, socket, Arc::clone(pod), closing.clone()));
+        }
+        for sockets in names {
+            let mut closing = closing.clone();
+            listeners.spawn(async move {
+                tokio::select! {
+                    () = sockets.serve() => {}
+                    _ = closing.changed() => {}
+                }
+            });
         }
         Self { listeners, close }
     }

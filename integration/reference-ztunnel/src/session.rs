@@ -214,7 +214,8 @@ impl Ztunnel {
         if self.options.fault == Fault::NackAdds {
             return Err(StartError::Fault);
         }
-        Proxy::start(workload, self.log.clone(), self.mesh.clone()).await
+        let (log, mesh) = (self.log.clone(), self.mesh.clone());
+        Proxy::start(workload, log, mesh, self.options.dns).await
     }
 
     async fn retry(&mut self) -> Option<End> {

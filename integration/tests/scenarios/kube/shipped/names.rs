@@ -1,7 +1,8 @@
 //! DNS of enrolled pods goes to ztunnel, that of others to their name server; names may be as long as Kubernetes allows.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
+    io::{Read as _, Write as _},
+    net::{IpAddr, UdpSocket},
     process::Command,
     sync::{
         Arc,
@@ -18,14 +19,16 @@ use serde_json::{Value, json};
 use super::*;
 
 const DNS: u16 = 53;
-const ZTUNNEL_DNS: u16 = 15053;
 
-/// Answers each datagram with its own name.
+/// A query with an empty question section (RFC 1035, section 4.1.1).
+const QUERY: [u8; 12] = [7, 7, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// A name server, which answers each query without an error.
 struct Server(Arc<AtomicBool>);
 
 impl Server {
     /// Binds one address: a reply from a wildcard socket would have another source.
-    fn start(netns: &Netns, at: (IpAddr, u16), name: &'static str) -> Self {
+    fn start(netns: &Netns, at: (IpAddr, u16)) -> Self {
         let socket = netns.within(|| UdpSocket::bind(at));
         let socket = socket.unwrap().unwrap();
         let poll = Some(Duration::from_millis(50));
@@ -33,9 +36,11 @@ impl Server {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         thread::spawn(move || {
+            let mut answer = QUERY;
+            answer[2] |= 0x80;
             while !stopped.load(Ordering::Relaxed) {
                 if let Ok((_, client)) = socket.recv_from(&mut [0; 64]) {
-                    socket.send_to(name.as_bytes(), client).unwrap();
+                    socket.send_to(&answer, client).unwrap();
                 }
             }
         });
@@ -49,16 +54,32 @@ impl Drop for Server {
     }
 }
 
-/// Returns the name of the server that answers.
-fn ask_by_udp(from: &Netns, server: IpAddr) -> anyhow::Result<String> {
+/// Returns who has answered: the reference ztunnel answers with SERVFAIL.
+fn answerer(answer: &[u8]) -> &'static str {
+    match answer {
+        [7, 7, 0x81, 2, ..] => "ztunnel",
+        [7, 7, 0x81, 0, ..] => "the name server",
+        _ => "somebody else",
+    }
+}
+
+fn ask_by_udp(from: &Netns, server: IpAddr) -> anyhow::Result<&'static str> {
     let any = if server.is_ipv4() { "0.0.0.0" } else { "::" };
     let socket = from.within(|| UdpSocket::bind((any, 0)))??;
     socket.set_read_timeout(Some(Duration::from_secs(5)))?;
     socket.connect((server, DNS))?;
-    socket.send(b"name?")?;
+    socket.send(&QUERY)?;
     let mut answer = [0; 64];
     let length = socket.recv(&mut answer)?;
-    Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
+    Ok(answerer(&answer[..length]))
+}
+
+fn ask_by_tcp(from: &Netns, server: IpAddr) -> anyhow::Result<&'static str> {
+    let mut stream = integration::connect(from, SocketAddr::new(server, DNS))?;
+    stream.write_all(&[&[0, 12], &QUERY[..]].concat())?;
+    let mut answer = [0; 14];
+    stream.read_exact(&mut answer)?;
+    Ok(answerer(&answer[2..]))
 }
 
 #[test]
@@ -69,18 +90,12 @@ fn dns_of_enrolled_pods_goes_to_ztunnel_and_that_of_other_pods_to_their_name_ser
     let off = json!({"metadata": {"annotations": {"ambient.istio.io/dns-capture": "false"}}});
     let path = deployed.pod_path(&exempt.spec.name);
     deployed.server.patch(&path, &off).unwrap();
-    let outside = resolver
+    let _servers = resolver
         .addresses()
-        .map(|ip| Server::start(&resolver.netns, (ip, DNS), "the name server"));
-    let loopbacks = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-    let inside = loopbacks.map(|ip| Server::start(&pod.netns, (ip, ZTUNNEL_DNS), "ztunnel"));
-    let _servers = [outside, inside];
-    // Only here, so an answer by TCP comes from here.
-    let _by_tcp = App::start(&pod.netns, ZTUNNEL_DNS).unwrap();
+        .map(|ip| Server::start(&resolver.netns, (ip, DNS)));
     for server in resolver.addresses() {
         assert_eq!(ask_by_udp(&pod.netns, server).unwrap(), "ztunnel");
-        let (path, _) = follow(&deployed, &pod.netns, SocketAddr::new(server, DNS));
-        assert_eq!(path, Vec::new(), "{server} by TCP");
+        assert_eq!(ask_by_tcp(&pod.netns, server).unwrap(), "ztunnel");
         let answer = ask_by_udp(&outsider.netns, server).unwrap();
         assert_eq!(answer, "the name server");
         eventually("the annotation takes effect", TIMEOUT, || {
