@@ -21,7 +21,8 @@ use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
 use crate::{
-    apply::Observation, error::ClaimError, inspect, netns_session::Prepared, read_queue::Queue,
+    apply::Observation, conflicts::VerifiedListeners, error::ClaimError, inspect,
+    netns_session::Prepared, read_queue::Queue,
 };
 use validate::ValidatedNetns;
 
@@ -37,6 +38,8 @@ pub(crate) struct Claim {
     pub(crate) since: SystemTime,
     /// Held during each change and each read of the netns.
     pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
+    /// The sockets on ztunnel's ports without a holder in the pod.
+    pub(crate) verified_listeners: VerifiedListeners,
     /// The state read by the claim itself, under `change_lock`, for the operation that follows.
     prepared: Mutex<Option<Prepared>>,
     /// True if no event reports the end of the netns, because its path vanished before its last process ended or
@@ -58,6 +61,7 @@ impl Claim {
             addresses: validated.addresses,
             since,
             change_lock,
+            verified_listeners: VerifiedListeners::default(),
             prepared: Mutex::default(),
         }
     }

@@ -5,10 +5,14 @@
 
 mod chains;
 mod environment;
+mod listeners;
 
 use std::net::IpAddr;
 
 use inpod_linux::Netns;
+use inpod_types::cgroup::PodKey;
+
+pub(crate) use listeners::{VerifiedListeners, require_ztunnel};
 
 use crate::{inspect::InspectError, legacy, netlink::KernelError, nftables::Nftables};
 
@@ -39,10 +43,35 @@ pub enum Kind {
     Incumbent,
     /// iptables' legacy table nat is in use; its rules are unknown.
     LegacyNat,
+    /// Rules lead to a port without a listener.
+    ListenerMissing,
+    /// An application listens on a port of ztunnel.
+    ListenerTaken,
+}
+
+/// The pod whose netns is searched for conflicts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Subject<'a> {
+    pub(crate) addresses: &'a [IpAddr],
+    /// Set if the pod's processes outside of the netns are searched, too.
+    pub(crate) pod: Option<PodKey>,
+    pub(crate) verified: &'a VerifiedListeners,
 }
 
 /// Finds conflicts in the netns of a pod with these addresses.
 pub fn find_conflicts(netns: &Netns, addresses: &[IpAddr]) -> Result<Vec<Finding>, InspectError> {
+    let subject = Subject {
+        addresses,
+        pod: None,
+        verified: &VerifiedListeners::default(),
+    };
+    find_conflicts_of(netns, subject)
+}
+
+pub(crate) fn find_conflicts_of(
+    netns: &Netns,
+    subject: Subject<'_>,
+) -> Result<Vec<Finding>, InspectError> {
     let (nftables, reader, uses_legacy_nat) = netns.within(|| {
         (
             Nftables::open(),
@@ -52,8 +81,12 @@ pub fn find_conflicts(netns: &Netns, addresses: &[IpAddr]) -> Result<Vec<Finding
     })?;
     let reader = reader.map_err(InspectError::reading("the interfaces"))?;
     let nftables = nftables.map_err(|error| KernelError::new("open a netlink socket", error));
-    let mut found = environment::findings(&reader.read()?, addresses);
-    found.extend(chains::findings(&nftables?.read_outlines()?));
+    let mut nftables = nftables?;
+    let tables = nftables.read()?.tables.into_iter();
+    let tables: Vec<_> = tables.map(|observed| observed.table).collect();
+    let mut found = listeners::findings(netns, &tables, subject.pod, subject.verified)?;
+    found.extend(environment::findings(&reader.read()?, subject.addresses));
+    found.extend(chains::findings(&nftables.read_outlines()?));
     found.extend(uses_legacy_nat.then(legacy_nat));
     found.truncate(MAX_FINDINGS);
     Ok(found)

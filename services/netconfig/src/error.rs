@@ -22,6 +22,9 @@ pub enum ApplyError {
     /// The rules are applied, but connections bypassing ztunnel could not be counted.
     #[error("the rules are applied")]
     Inspect(#[from] InspectError),
+    /// ztunnel does not listen where the rules would lead; no rules were written.
+    #[error("cannot apply the rules")]
+    Listeners(#[from] ListenerError),
     /// The addresses could not be added to the node's probe set; no rules were written.
     #[error("cannot apply the rules")]
     ProbeSet {
@@ -89,7 +92,7 @@ impl ApplyError {
             Self::Kernel { undo_failures, .. }
             | Self::Differs { undo_failures, .. }
             | Self::ProbeSet { undo_failures, .. } => undo_failures.extend(failures),
-            Self::Reach(_) | Self::NoIpv6(_) | Self::Inspect(_) => {
+            Self::Reach(_) | Self::NoIpv6(_) | Self::Inspect(_) | Self::Listeners(_) => {
                 for failure in failures {
                     tracing::warn!(failure, "Cannot undo a failed apply");
                 }
@@ -97,6 +100,17 @@ impl ApplyError {
         }
         self
     }
+}
+
+/// The error of a redirection to ports without ztunnel, or with another listener.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenerError {
+    #[error("{0}")]
+    Missing(String),
+    #[error("{0}")]
+    Taken(String),
+    #[error(transparent)]
+    Inspect(#[from] InspectError),
 }
 
 /// The error of a redirection that requires IPv6 capture in a netns without IPv6.

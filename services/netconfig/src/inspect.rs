@@ -15,6 +15,7 @@ pub(crate) use grace_period::{GRACE_PERIOD, GracePeriod};
 pub use listeners::{Listener, Protocol, listeners};
 pub(crate) use process::{
     PROC, has_processes, has_processes_in, proc_scans, process_directories, read_process,
+    socket_holders,
 };
 pub use process::{Process, processes};
 

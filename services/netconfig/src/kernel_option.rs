@@ -14,8 +14,8 @@ const NAME: &str = "inpod-options";
 /// A kernel option, and the chains that need the option.
 pub(crate) type Part = (&'static str, Vec<Chain>);
 
-/// Returns the missing option if the kernel cannot refuse packets by the mark of the receiver. Any other refusal says
-/// nothing about options, and occurs again when a pod's rules are written.
+/// Returns the missing option if the kernel cannot refuse packets by the mark of the receiver. Any other refusal concerns
+/// no option, and occurs again when a pod's rules are written.
 pub(crate) fn missing_for_guard() -> Option<&'static str> {
     let netns = Netns::create().ok()?;
     let mut nftables = netns.within(Nftables::open).ok()?.ok()?;

@@ -23,13 +23,13 @@ use inpod_proto::{
     required,
 };
 use inpod_service::{Daemon, Shutdown, peer};
-use inpod_types::{NetnsRef, SandboxRef};
+use inpod_types::{NetnsRef, SandboxRef, cgroup::PodKey};
 use tonic::{Request, Response, Status};
 
 use crate::{
     apply::{self, Applied, Observation, Planned, Removed, Writer},
     claims::{Claim, Claims, validate},
-    discover,
+    conflicts, discover,
     error::{ApplyError, ClaimError, IntoFailure, RemoveError},
     metrics::Metrics,
     notifications::Reader,
@@ -216,11 +216,16 @@ impl NetconfigService for Handler {
         let request = request.into_inner();
         let redirection = redirection_of(request.redirection, &self.probe_sources)?;
         let probed = probe_addresses::parse(&request.probe_addresses).map_err(refuse)?;
+        let requires_listeners = request.require_listeners;
         let claim = self.claim_of(request.sandbox)?;
         self.uninstall.cancel();
         let (writer, probe_set) = (Arc::clone(&self.writer), Arc::clone(&self.probe_set));
         let applied = self.with_change_lock("apply", claim, change_of, move |claim| {
             let prepared = claim.take_prepared();
+            if requires_listeners {
+                conflicts::require_ztunnel(&claim.netns, &redirection)
+                    .map_err(ApplyError::Listeners)?;
+            }
             let (applied, seen) = probe_addresses::apply(&probe_set, claim, &probed, || {
                 writer.apply_prepared(&claim.netns, prepared, &redirection, &claim.sandbox)
             })?;
@@ -383,13 +388,16 @@ impl NetconfigService for Handler {
     ) -> Answer<InspectNetnsResponse> {
         let (peer, request) = (peer::of_request(&request), request.into_inner());
         let (claims, writer) = (Arc::clone(&self.claims), Arc::clone(&self.writer));
+        let pod = PodKey::from_uid(&request.pod_uid);
         let inspect = move |netns: &_, claim: Option<&_>| {
-            if request.captured_flows_only {
+            if request.findings_only {
+                inspect::inspect_findings(netns, claim, pod)
+            } else if request.captured_flows_only {
                 inspect::inspect_captured_flows(netns)
             } else if request.processes_only {
                 inspect::inspect_processes(netns, claim)
             } else {
-                inspect::inspect(netns, claim, &claims, &writer)
+                inspect::inspect(netns, claim, &claims, &writer, pod)
             }
         };
         let answer = self.inspect_target(&peer, request.target, inspect).await?;

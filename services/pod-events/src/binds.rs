@@ -12,8 +12,6 @@ use inpod_proto::{Invalid, netconfig::v1 as netconfig, podevents::v1 as wire};
 
 use crate::pod::{DeclaredPort, Protocol};
 
-pub(crate) use classify::ZTUNNEL_TCP_PORTS;
-
 pub(crate) type Port = (Protocol, u16);
 
 /// A listening TCP socket or a bound UDP socket.

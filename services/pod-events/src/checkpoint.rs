@@ -66,6 +66,11 @@ impl Record {
         }
     }
 
+    /// Returns the UID in the names of the pod's cgroups, which kubelet and runtime name after the hash of a static pod.
+    pub(crate) fn cgroup_uid(&self) -> &PodUid {
+        self.runtime_uid.as_ref().unwrap_or(&self.pod.uid)
+    }
+
     /// Returns whether the record belongs to a pod of the source. A static pod keeps its sandbox when its mirror pod is
     /// recreated.
     pub fn belongs_to(&self, pod: &Pod) -> bool {

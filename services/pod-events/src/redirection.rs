@@ -53,6 +53,11 @@ impl Redirection {
         matches!(self, Self::Sidecar(_))
     }
 
+    /// Returns whether the pod's annotation asks for the capture of DNS queries.
+    pub fn asks_for_dns(&self) -> bool {
+        matches!(self, Self::Ambient(settings) if settings.dns_capture == Some(true))
+    }
+
     pub fn enrollment(&self) -> Enrollment {
         match self {
             Self::Ambient(_) => Enrollment::Ambient,

@@ -1,6 +1,6 @@
 //! Tracks the enrolled pods that no ztunnel serves: every connected ztunnel has refused the pod or has it in quarantine,
-//! or no ztunnel has acknowledged the pod for a while. The broker sends such pods again by itself; this module shows
-//! their state in the pods' views.
+//! or no ztunnel has acknowledged the pod for a while. The broker sends such pods again; this module shows the state in
+//! the pods' views.
 //!
 //! The broker announces refusals and changes of sessions, so nothing is asked while every pod is served.
 
@@ -25,12 +25,12 @@ use crate::{
     tasks::Registry,
 };
 
-/// How long a pod may be without an acknowledgement before that is a failure: a ztunnel that is restarted, or that
-/// receives a full node, needs less.
+/// The longest time without an acknowledgement that is no failure. A restart of ztunnel, or the snapshot of a full node,
+/// takes less.
 const ACKNOWLEDGEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The same until a ztunnel has connected to a new run of the broker: stock ztunnel waits up to 15 s between attempts
-/// to connect, and serves its pods meanwhile.
+/// The same until a ztunnel has connected to a new run of the broker. Stock ztunnel waits up to 15 s between attempts to
+/// connect, and serves pods meanwhile.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The interval of queries while a pod is not served.
@@ -71,7 +71,7 @@ pub(crate) async fn track_unserved(
     let mut tracker = Tracker::default();
     loop {
         let was_connected = announcements.borrow_and_update().was_connected;
-        // Each of these pods was acknowledged before the query, so a missing acknowledgement was lost since.
+        // These pods were acknowledged before the query: a missing acknowledgement was lost since.
         let enrolled = registry.sandboxes_with_ztunnel();
         if enrolled.is_empty() {
             tracker = Tracker::default();

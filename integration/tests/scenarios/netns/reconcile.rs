@@ -3,6 +3,8 @@
 use std::{
     collections::BTreeSet,
     net::SocketAddr,
+    os::fd::OwnedFd,
+    process::{Child, Command},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -15,9 +17,11 @@ use inpod_proto::{
     types::v1::Reason,
 };
 use integration::{
-    App, Cgroups, Inhabitant, Node, Pod, SERVICES, Spec, TIMEOUT, ask, eventually, exchange,
+    App, Call, Cgroups, Inhabitant, Node, Pod, SERVICES, Spec, TIMEOUT, ask, eventually, exchange,
     source_seen,
 };
+use nix::sys::signal::Signal;
+use socket2::{Domain, Socket, Type};
 
 /// Longer than two repairs, the second held.
 const HELD: Duration = Duration::from_secs(25);
@@ -205,20 +209,114 @@ fn a_wanted_pod_that_has_no_process_yet_is_searched_for_until_it_has() {
     .unwrap();
 }
 
-// scenario: 7
-#[test]
-fn a_listener_that_is_lost_is_restored_while_its_ztunnel_goes_on() {
+/// Returns a node that checks listeners each second.
+fn checked_each_second() -> Node {
     let node = Node::new().unwrap();
     for service in SERVICES.iter().filter(|it| **it != "pod-events") {
         node.start(service).unwrap();
     }
-    node.start_with(
-        "pod-events",
-        &["--peer", "uid", "--listener-check-seconds", "1"],
-    )
-    .unwrap();
+    let settings = ["--peer", "uid", "--listener-check-seconds", "1"];
+    node.start_with("pod-events", &settings).unwrap();
     node.start_ztunnel(&[]).unwrap();
     node.ready().unwrap();
+    node
+}
+
+/// Waits for the reason of the pod's failure; `None` for none.
+fn wait_for_failure(node: &Node, pod: &Pod, reason: Option<Reason>) -> String {
+    let number = reason.map(i32::from);
+    eventually(&format!("the failure {reason:?}"), TIMEOUT, || {
+        let failure = node.explain(&pod.spec)?.last_failure;
+        let found = failure.as_ref().map(|failure| failure.reason);
+        ensure!(found == number, "{failure:?}");
+        anyhow::Ok(failure.unwrap_or_default().message)
+    })
+    .unwrap()
+}
+
+/// Listens on a port of ztunnel beside ztunnel, by a process in the pod: sockets of one user may share a port.
+fn join_ztunnel(pod: &Pod, port: u16, mark: u32) -> Child {
+    let socket = pod.netns.within(|| {
+        let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
+        socket.set_reuse_port(true)?;
+        socket.set_mark(mark)?;
+        socket.bind(&SocketAddr::from(([0_u16; 8], port)).into())?;
+        socket.listen(1).map(|()| socket)
+    });
+    let net = format!("--net={}", pod.path().display());
+    let mut process = Command::new("nsenter");
+    process.args([&net, "sleep", "60"]);
+    let socket = OwnedFd::from(socket.unwrap().unwrap());
+    process.stdin(socket).spawn().unwrap()
+}
+
+#[test]
+fn a_listener_of_the_pod_on_a_port_of_ztunnel_is_a_failure() {
+    let node = checked_each_second();
+    let pod = node.pod(Spec::new("web").ambient()).unwrap();
+    for mark in [0, 0x539] {
+        let mut thief = join_ztunnel(&pod, 15006, mark);
+        let message = wait_for_failure(&node, &pod, Some(Reason::ListenerTaken));
+        let pid = thief.id();
+        let named =
+            format!("TCP port 15006 is held by sleep (pid {pid}, uid 0) instead of ztunnel.");
+        assert_eq!(message, named, "mark {mark:#x}");
+        let findings = node.explain(&pod.spec).unwrap().rules.unwrap().findings;
+        assert_eq!(findings, [format!("TCP port 15006: {named}")]);
+        thief.kill().unwrap();
+        thief.wait().unwrap();
+        wait_for_failure(&node, &pod, None);
+        wait_for_event(&node, &pod, "its traffic reaches ztunnel again");
+    }
+}
+
+#[test]
+fn dns_capture_without_dns_of_ztunnel_is_refused_or_a_failure() {
+    let node = checked_each_second();
+    let dns = |name| {
+        let spec = Spec::new(name).ambient();
+        spec.annotate("ambient.istio.io/dns-capture", "true")
+    };
+    let pod = node.pod(dns("web")).unwrap();
+    let other = node.sandbox(dns("other")).unwrap();
+    let mut plain = node.pod(Spec::new("plain").ambient()).unwrap();
+    node.stop("ztunnel", Signal::SIGTERM).unwrap();
+    node.start_ztunnel(&["--no-dns"]).unwrap();
+    node.ready().unwrap();
+    let words = "ztunnel does not listen on TCP port 15053: its DNS proxy is off";
+    let message = wait_for_failure(&node, &pod, Some(Reason::ListenerLost));
+    assert!(
+        message.contains(words) && message.contains("UDP port 15053"),
+        "{message}"
+    );
+    let (_, refusal) = node
+        .call(Call::add, &other)
+        .run()
+        .unwrap()
+        .refusal()
+        .unwrap();
+    assert!(
+        refusal.contains(words) && refusal.contains("[LISTENER_LOST]"),
+        "{refusal}"
+    );
+    assert_eq!(other.traces().unwrap(), [""; 0]);
+    changed(&node, &mut plain, |spec| {
+        spec.annotated("ambient.istio.io/dns-capture", "true")
+    });
+    wait_for_failure(&node, &plain, Some(Reason::ListenerLost));
+    assert!(!plain.ruleset().unwrap().contains("15053"));
+    node.stop("ztunnel", Signal::SIGTERM).unwrap();
+    node.start_ztunnel(&[]).unwrap();
+    for pod in [&pod, &plain] {
+        wait_for_failure(&node, pod, None);
+    }
+    node.add(&other).unwrap();
+}
+
+// scenario: 7
+#[test]
+fn a_listener_that_is_lost_is_restored_while_its_ztunnel_goes_on() {
+    let node = checked_each_second();
     let pod = node.pod(Spec::new("web").ambient()).unwrap();
     let other = node.pod(Spec::new("other").ambient()).unwrap();
     let outsider = node.pod(Spec::new("outsider")).unwrap();
@@ -238,7 +336,7 @@ fn a_listener_that_is_lost_is_restored_while_its_ztunnel_goes_on() {
             .unwrap();
     }
     ask(&outsider.netns, to).unwrap_err();
-    wait_for_event(&node, &pod, "ztunnel does not listen on [15006]");
+    wait_for_event(&node, &pod, "ztunnel does not listen on TCP port 15006");
     eventually("it is captured and served again", TIMEOUT, || {
         ask(&outsider.netns, to)
     })

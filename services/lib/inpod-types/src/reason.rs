@@ -153,6 +153,9 @@ reasons! {
     /// A DEL or a GC ended a sandbox in which the pod is still running.
     DeleteRejected = 57, FAILED_PRECONDITION, "DELETE_REJECTED", "Find out why the runtime or CNI GC named a sandbox that runs: a list of valid attachments that lacks it, or a DEL by hand.";
 
+    /// A process of the pod listens on a port of ztunnel, or ztunnel's sockets lack ztunnel's mark.
+    ListenerTaken = 58, FAILED_PRECONDITION, "LISTENER_TAKEN", "Stop the named process, or let it listen on another port than 15001, 15006, 15008 and 15053.";
+
     /// The broker has not received the desired set of pods yet.
     NotSeeded = 60, FAILED_PRECONDITION, "NOT_SEEDED", "Wait: pod-events sends the desired set when it has read its state.";
     /// The broker was restarted after the caller had read its state.

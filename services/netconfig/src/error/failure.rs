@@ -6,7 +6,9 @@ use inpod_linux::OpenError;
 use inpod_types::{Failure, Reason, with_causes};
 use nix::errno::Errno;
 
-use super::{ApplyError, ClaimError, ClearError, FindError, RemoveError, VerifyError};
+use super::{
+    ApplyError, ClaimError, ClearError, FindError, ListenerError, RemoveError, VerifyError,
+};
 
 pub(crate) trait IntoFailure: std::error::Error + Sized + 'static {
     fn reason(&self) -> Reason;
@@ -55,12 +57,15 @@ impl IntoFailure for ApplyError {
             | Self::ProbeSet { .. }
             | Self::Differs { .. } => Reason::KernelRefused,
             Self::NoIpv6(_) => Reason::Ipv6Unavailable,
+            Self::Listeners(ListenerError::Missing(_)) => Reason::ListenerLost,
+            Self::Listeners(ListenerError::Taken(_)) => Reason::ListenerTaken,
+            Self::Listeners(ListenerError::Inspect(_)) => Reason::KernelRefused,
         }
     }
 
     fn undo_failures(&self) -> &[String] {
         match self {
-            Self::Reach(_) | Self::NoIpv6(_) | Self::Inspect(_) => &[],
+            Self::Reach(_) | Self::NoIpv6(_) | Self::Inspect(_) | Self::Listeners(_) => &[],
             Self::Kernel { undo_failures, .. }
             | Self::Differs { undo_failures, .. }
             | Self::ProbeSet { undo_failures, .. } => undo_failures,

@@ -25,6 +25,12 @@ pub struct Listener {
     pub uid: u32,
     /// The interface to which the socket is bound, if any.
     pub interface_index: Option<u32>,
+    /// The socket's mark; `None` if the kernel did not report a mark.
+    pub mark: Option<u32>,
+    /// The number of the socket's inode, for the search of its holders.
+    pub inode: u32,
+    /// The kernel's identifier of the socket, never reused.
+    pub cookie: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,7 +47,7 @@ pub enum Protocol {
 pub fn listeners(netns: &Netns) -> Result<Vec<Listener>, InspectError> {
     let of = |protocol| {
         move |message: &Msg, attributes: &IterableReplyAttrs<'_>| {
-            listener(protocol, message, attributes.get_buf())
+            listener(protocol, message, attributes)
         }
     };
     let mut found = diag::dump(netns, TCP, &[LISTEN], of(Protocol::Tcp))?;
@@ -50,9 +56,9 @@ pub fn listeners(netns: &Netns) -> Result<Vec<Listener>, InspectError> {
     Ok(found)
 }
 
-fn listener(protocol: Protocol, message: &Msg, attributes: &[u8]) -> Listener {
+fn listener(protocol: Protocol, message: &Msg, attributes: &IterableReplyAttrs<'_>) -> Listener {
     let local: SocketAddr = diag::local(message);
-    let takes_both = find_attr(attributes, ONLY_IPV6) == Some(&[0]);
+    let takes_both = find_attr(attributes.get_buf(), ONLY_IPV6) == Some(&[0]);
     Listener {
         protocol,
         port: local.port(),
@@ -61,5 +67,8 @@ fn listener(protocol: Protocol, message: &Msg, attributes: &[u8]) -> Listener {
         dual_stack: takes_both && local.is_ipv6(),
         uid: message.uid,
         interface_index: Some(message.sockid.r#if).filter(|index| *index != 0),
+        mark: attributes.get_mark().ok(),
+        inode: message.inode,
+        cookie: u64::from_ne_bytes(message.sockid.cookie),
     }
 }

@@ -1,4 +1,5 @@
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -6,7 +7,10 @@ use std::{
 };
 
 use inpod_linux::Netns;
-use inpod_types::NetnsRef;
+use inpod_types::{
+    NetnsRef,
+    cgroup::{PodKey, find_container},
+};
 
 use super::cgroup;
 use crate::inspect::InspectError;
@@ -68,6 +72,41 @@ fn any_process(is_it: impl Fn(&Path) -> bool) -> bool {
 
 fn is_inside(netns: &Netns, process: &Path) -> bool {
     netns.is_at(&process.join("ns/net")).unwrap_or(false)
+}
+
+/// Finds the holders of the sockets with the given inodes, among the processes in the netns and the processes with the
+/// pod's name in the cgroup, which may have left the netns. The result is by inode.
+pub(crate) fn socket_holders(
+    netns: &Netns,
+    pod: Option<PodKey>,
+    inodes: &BTreeSet<u32>,
+) -> Result<BTreeMap<u32, Process>, InspectError> {
+    let directories =
+        process_directories(Path::new(PROC)).map_err(InspectError::reading("the processes"))?;
+    let is_pods = |path: &Path| {
+        let cgroup = || fs::read(path.join("cgroup")).ok();
+        let named = || find_container(&String::from_utf8_lossy(&cgroup()?));
+        is_inside(netns, path) || pod.is_some_and(|pod| named().is_some_and(|it| it.pod == pod))
+    };
+    let mut holders = BTreeMap::new();
+    for (pid, path) in directories.filter(|(_, path)| is_pods(path)) {
+        let held: Vec<_> = sockets_of(&path).filter(|it| inodes.contains(it)).collect();
+        let process = (!held.is_empty()).then(|| read_process(pid, &path, None));
+        if let Some(process) = process.flatten() {
+            holders.extend(held.into_iter().map(|inode| (inode, process.clone())));
+        }
+    }
+    Ok(holders)
+}
+
+/// Returns the inodes of a process's open sockets (proc_pid_fd(5)).
+fn sockets_of(process: &Path) -> impl Iterator<Item = u32> {
+    let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten();
+    let links = descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    links.filter_map(|link| {
+        let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+        inode.parse().ok()
+    })
 }
 
 /// The number of scans of procfs since the start, counted because scans are the most expensive part of inspections.

@@ -12,7 +12,7 @@ use inpod_proto::{
     required,
 };
 use inpod_service::peer::Peer;
-use inpod_types::with_causes;
+use inpod_types::{cgroup::PodKey, with_causes};
 use tonic::Status;
 
 use super::{
@@ -23,7 +23,7 @@ use super::{
 use crate::{
     apply::{Observation, Writer},
     claims::{Claim, Claims, validate},
-    conflicts,
+    conflicts::{self, Subject, VerifiedListeners},
     error::ClaimError,
     inspect::{self, Proxies},
 };
@@ -95,22 +95,40 @@ pub(super) fn inspect_captured_flows(netns: &Netns) -> Result<InspectNetnsRespon
     })
 }
 
+/// Returns the netns and the conditions that prevent redirection, or could do so.
+pub(super) fn inspect_findings(
+    netns: &Netns,
+    claim: Option<&Claim>,
+    pod: Option<PodKey>,
+) -> Result<InspectNetnsResponse, ClaimError> {
+    let (addresses, verified) = (inspect::addresses(netns)?, VerifiedListeners::default());
+    let subject = Subject {
+        addresses: claim.map_or(&addresses, |claim| &claim.addresses),
+        pod,
+        verified: claim.map_or(&verified, |claim| &claim.verified_listeners),
+    };
+    let findings = conflicts::find_conflicts_of(netns, subject)?;
+    Ok(InspectNetnsResponse {
+        netns: Some(netns.id().into()),
+        findings: findings.into_iter().map(describe_finding).collect(),
+        ..InspectNetnsResponse::default()
+    })
+}
+
 pub(super) fn inspect(
     netns: &Netns,
     claim: Option<&Claim>,
     claims: &Claims,
     writer: &Writer,
+    pod: Option<PodKey>,
 ) -> Result<InspectNetnsResponse, ClaimError> {
     let sockets = inspect::sockets(netns, &proxies(netns, claim, claims, writer))?;
-    let addresses = inspect::addresses(netns)?;
-    let given = claim.map_or(&addresses, |claim| &claim.addresses);
-    let findings = conflicts::find_conflicts(netns, given)?;
     Ok(InspectNetnsResponse {
-        addresses: addresses_to(&addresses),
+        addresses: addresses_to(&inspect::addresses(netns)?),
         listening_ports: sockets.listening_ports.into_iter().map(u32::from).collect(),
         captured_flows: sockets.captured_flows,
         direct_flows: sockets.direct_flows,
-        findings: findings.into_iter().map(describe_finding).collect(),
+        findings: inspect_findings(netns, claim, pod)?.findings,
         ..inspect_processes(netns, claim)?
     })
 }

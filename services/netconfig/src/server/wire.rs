@@ -80,6 +80,9 @@ pub(super) fn describe_listener(listener: &inspect::Listener) -> v1::Listener {
         dual_stack,
         uid,
         interface_index,
+        mark: _,
+        inode: _,
+        cookie: _,
     } = *listener;
     let protocol = match protocol {
         inspect::Protocol::Tcp => v1::Protocol::Tcp,
@@ -110,6 +113,8 @@ pub(super) fn describe_finding(finding: conflicts::Finding) -> v1::Finding {
         Kind::Ipv6Disabled => FindingKind::Ipv6Disabled,
         Kind::Incumbent => FindingKind::Incumbent,
         Kind::LegacyNat => FindingKind::LegacyNat,
+        Kind::ListenerMissing => FindingKind::ListenerMissing,
+        Kind::ListenerTaken => FindingKind::ListenerTaken,
     };
     v1::Finding {
         kind: kind.into(),

@@ -37,6 +37,7 @@ async fn a_claimed_netns_is_programmed_verified_and_cleaned() {
         sandbox: wire("c1"),
         redirection: ambient(),
         probe_addresses: Vec::new(),
+        require_listeners: false,
     };
     let first = netconfig
         .client
@@ -70,6 +71,7 @@ async fn without_a_claim_nothing_is_done() {
         sandbox: wire("c1"),
         redirection: ambient(),
         probe_addresses: Vec::new(),
+        require_listeners: false,
     };
     let status = netconfig.client.apply_rules(request).await.unwrap_err();
     assert_eq!(
@@ -182,6 +184,7 @@ async fn a_watcher_sees_the_state_then_changes_then_the_end_of_a_claim() {
         sandbox: wire("c1"),
         redirection: ambient(),
         probe_addresses: Vec::new(),
+        require_listeners: false,
     };
     let applied = netconfig
         .client
@@ -254,6 +257,7 @@ async fn an_apply_whose_caller_goes_away_is_finished() {
             sandbox: wire("c1"),
             redirection: ambient(),
             probe_addresses: Vec::new(),
+            require_listeners: false,
         };
         drop(tokio::time::timeout(timeout, netconfig.client.apply_rules(request)).await);
         // All of it, or nothing if the request never arrived: two tables, two routes, two ip rules and a sysctl.

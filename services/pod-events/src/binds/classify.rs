@@ -8,7 +8,7 @@ use super::{PodNetwork, Port, Protocol, Socket, Ztunnel};
 const LOOPBACK: u32 = 1;
 
 /// ztunnel's TCP ports in every enrolled pod (services/docs/facts/istio-ambient.md): outbound, inbound, HBONE.
-pub(crate) const ZTUNNEL_TCP_PORTS: [u16; 3] = [15001, 15006, 15008];
+const ZTUNNEL_TCP_PORTS: [u16; 3] = [15001, 15006, 15008];
 
 const ZTUNNEL_DNS_PORT: u16 = 15053;
 

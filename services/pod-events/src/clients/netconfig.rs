@@ -89,8 +89,14 @@ impl Clients {
         Ok(())
     }
 
-    /// Applies a pod's rules and returns the fingerprint of the rules.
-    pub async fn apply(&self, record: &Record, deadline: Instant) -> Result<String, Failure> {
+    /// Applies a pod's rules and returns the fingerprint of the rules. With `require_listeners`, netconfig refuses rules to a
+    /// port without ztunnel's listener.
+    pub async fn apply(
+        &self,
+        record: &Record,
+        require_listeners: bool,
+        deadline: Instant,
+    ) -> Result<String, Failure> {
         let message = wire::ApplyRulesRequest {
             sandbox: Some((&record.sandbox).into()),
             redirection: Some(record.redirection.to_wire(&self.capture)),
@@ -100,6 +106,7 @@ impl Clients {
             } else {
                 probe_addresses(&record.addresses)
             },
+            require_listeners,
         };
         let applied = self
             .netconfig(Netconfig::apply_rules, message, deadline)
@@ -162,9 +169,29 @@ impl Clients {
             target: Some(target),
             captured_flows_only: scope == InspectionScope::CapturedFlows,
             processes_only: scope == InspectionScope::Processes,
+            ..wire::InspectNetnsRequest::default()
         };
         self.netconfig(Netconfig::inspect_netns, message, deadline)
             .await
+    }
+
+    /// Returns the conditions in a pod's claimed netns with an effect on redirection.
+    pub(crate) async fn find_conflicts(
+        &self,
+        record: &Record,
+        deadline: Instant,
+    ) -> Result<Vec<wire::Finding>, Failure> {
+        let sandbox = (&record.sandbox).into();
+        let message = wire::InspectNetnsRequest {
+            target: Some(inspect_netns_request::Target::Sandbox(sandbox)),
+            findings_only: true,
+            pod_uid: record.cgroup_uid().to_string(),
+            ..wire::InspectNetnsRequest::default()
+        };
+        let inspected = self
+            .netconfig(Netconfig::inspect_netns, message, deadline)
+            .await?;
+        Ok(inspected.findings)
     }
 
     pub async fn list_claims(&self, deadline: Instant) -> Result<Vec<SandboxRef>, Failure> {
@@ -206,10 +233,8 @@ impl Clients {
             let message = "the search for other pods' network namespaces took until the deadline";
             Failure::new(Reason::DeadlineExceeded, message)
         })?;
-        // Kubelet and runtime name a static pod's cgroup after its hash.
-        let uid = record.runtime_uid.as_ref().unwrap_or(&record.pod.uid);
         let message = wire::FindNetnsRequest {
-            pod_uid: uid.to_string(),
+            pod_uid: record.cgroup_uid().to_string(),
             addresses: probe_addresses(&record.addresses),
         };
         let found = self

@@ -197,6 +197,8 @@ pub(crate) struct Task {
     /// The records are shared with the view, so the task changes a copy of a record.
     records: Vec<Arc<Record>>,
     failure: Option<Failure>,
+    /// The obstacle to the enrolled pod's traffic at the last check.
+    blocked: Option<Failure>,
     timeline: Timeline,
     gone_since: Option<BootInstant>,
     attempts: u32,
@@ -259,6 +261,7 @@ impl Task {
             seen: Interrupts::default(),
             records,
             failure: None,
+            blocked: None,
             timeline,
             gone_since: None,
             attempts: 0,
@@ -309,13 +312,16 @@ impl Task {
 
     fn publish_view(&self) {
         let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_changed = view.records != self.records || view.failure != self.failure;
+        let is_changed = view.records != self.records
+            || view.failure != self.failure
+            || view.blocked != self.blocked;
         if is_changed {
             self.shared
                 .owners
                 .replace(&self.key, &view.records, &self.records);
             view.since = view.state_since(&self.records);
             view.failure.clone_from(&self.failure);
+            view.blocked.clone_from(&self.blocked);
         }
         let unserved = view.unserved.take();
         let unserved = unserved.map(|failure| (view.sandbox_with_ztunnel().cloned(), failure));

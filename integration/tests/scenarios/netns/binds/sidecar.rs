@@ -70,6 +70,7 @@ pub(crate) fn redirect(fixture: &Fixture, capture: InboundCapture) {
             mode: Some(Mode::Sidecar(sidecar)),
         }),
         probe_addresses: Vec::new(),
+        require_listeners: false,
     };
     let socket = inpod_service::socket(&fixture.node.run_dir(), "netconfig");
     Runtime::new().unwrap().block_on(async {

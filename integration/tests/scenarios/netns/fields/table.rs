@@ -165,6 +165,7 @@ impl Parts {
             sandbox: sandbox(),
             redirection: redirection.clone(),
             probe_addresses: self.addresses.clone(),
+            require_listeners: false,
         };
         let plan = netconfig::PlanRulesRequest {
             sandbox: sandbox(),

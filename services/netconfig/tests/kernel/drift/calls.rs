@@ -14,6 +14,7 @@ impl Netconfig {
             sandbox: wire(name),
             redirection: ambient(),
             probe_addresses: Vec::new(),
+            require_listeners: false,
         };
         let response = self.client.apply_rules(request).await.unwrap();
         response.into_inner()

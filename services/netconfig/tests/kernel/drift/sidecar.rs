@@ -45,6 +45,7 @@ async fn a_rule_a_route_an_ip_rule_and_the_address_that_go_are_told() {
             sandbox: wire("c1"),
             redirection: Some(by_tproxy()),
             probe_addresses: Vec::new(),
+            require_listeners: false,
         };
         let applied = netconfig.client.apply_rules(request).await.unwrap();
         assert!(applied.into_inner().changed, "{what}");

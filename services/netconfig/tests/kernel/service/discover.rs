@@ -134,6 +134,7 @@ async fn a_pod_of_before_is_found_by_its_oldest_process_and_claimed() {
         sandbox: first.sandbox,
         redirection: ambient(),
         probe_addresses: Vec::new(),
+        require_listeners: false,
     };
     netconfig.client.apply_rules(request).await.unwrap();
     assert!(fresh.nft("list ruleset").contains("inpod-nat"));
@@ -255,6 +256,7 @@ async fn a_pod_with_users_of_its_own_is_found_and_programmed() {
         sandbox: found.sandbox,
         redirection: ambient(),
         probe_addresses: Vec::new(),
+        require_listeners: false,
     };
     assert!(
         netconfig

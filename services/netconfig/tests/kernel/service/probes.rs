@@ -102,6 +102,7 @@ async fn apply(
         sandbox: wire(name),
         redirection,
         probe_addresses: addresses.iter().map(ToString::to_string).collect(),
+        require_listeners: false,
     };
     Ok(netconfig.client.apply_rules(request).await?.into_inner())
 }

@@ -39,6 +39,7 @@ fn apply(redirection: Option<Redirection>, name: &str) -> ApplyRulesRequest {
         sandbox: wire(name),
         redirection,
         probe_addresses: Vec::new(),
+        require_listeners: false,
     }
 }
 

@@ -156,6 +156,7 @@ fn request_of(number: usize, kind: usize) -> ApplyRulesRequest {
         sandbox: wire(&name(number)),
         redirection: redirection(kind),
         probe_addresses: Vec::new(),
+        require_listeners: false,
     }
 }
 

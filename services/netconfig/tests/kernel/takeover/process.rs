@@ -134,6 +134,7 @@ pub(crate) async fn apply_by(
         sandbox: Some((&sandbox("c1")).into()),
         redirection: ambient(),
         probe_addresses: Vec::new(),
+        require_listeners: false,
     };
     Ok(client.apply_rules(request).await?.into_inner())
 }

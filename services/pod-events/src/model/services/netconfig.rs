@@ -3,8 +3,8 @@ use std::pin::Pin;
 use futures_util::{Stream, StreamExt as _, stream};
 use inpod_proto::{
     netconfig::v1::{
-        self as wire, inspect_netns_request, list_listeners_request,
-        netconfig_service_server::NetconfigService, watch_drift_response::Event,
+        self as wire, inspect_netns_request, netconfig_service_server::NetconfigService,
+        watch_drift_response::Event,
     },
     required,
 };
@@ -187,31 +187,25 @@ fn inspect(
     })
 }
 
-fn listeners(
+fn findings(
     node: &Node,
-    target: Option<list_listeners_request::Target>,
-) -> Result<wire::ListListenersResponse, Failure> {
-    let Some(list_listeners_request::Target::Sandbox(sandbox)) = target else {
+    target: Option<inspect_netns_request::Target>,
+) -> Result<wire::InspectNetnsResponse, Failure> {
+    let Some(inspect_netns_request::Target::Sandbox(sandbox)) = target else {
         return Err(Failure::new(Reason::InvalidField, "no sandbox"));
     };
     let sandbox = required("sandbox", Some(sandbox)).map_err(invalid)?;
     let index = node.claimed(&sandbox)?;
     let listens = node.is_served(index) && !node.sandboxes[index].listeners_lost;
-    let ports = if listens {
-        &[15001, 15006, 15008][..]
-    } else {
-        &[]
+    let missing = |port: u16| wire::Finding {
+        kind: wire::FindingKind::ListenerMissing.into(),
+        subject: format!("TCP port {port}"),
+        sentence: format!("ztunnel does not listen on TCP port {port}."),
     };
-    let listener = |port: &u32| wire::Listener {
-        protocol: wire::Protocol::Tcp.into(),
-        address: "::".to_owned(),
-        port: *port,
-        dual_stack: true,
-        ..wire::Listener::default()
-    };
-    Ok(wire::ListListenersResponse {
-        listeners: ports.iter().map(listener).collect(),
-        ..wire::ListListenersResponse::default()
+    let missing = [15001, 15006, 15008].map(missing).into_iter();
+    Ok(wire::InspectNetnsResponse {
+        findings: missing.filter(|_| !listens).collect(),
+        ..wire::InspectNetnsResponse::default()
     })
 }
 
@@ -351,6 +345,10 @@ impl NetconfigService for Services {
         request: Request<wire::InspectNetnsRequest>,
     ) -> Answer<wire::InspectNetnsResponse> {
         let request = request.into_inner();
+        if request.findings_only {
+            let find = move |node: &mut _| findings(node, request.target);
+            return self.call(Method::Listeners, None, find).await;
+        }
         let is_full = !request.processes_only && !request.captured_flows_only;
         self.call(Method::Inspect, None, move |node| {
             node.inspections += u64::from(is_full);
@@ -361,11 +359,9 @@ impl NetconfigService for Services {
 
     async fn list_listeners(
         &self,
-        request: Request<wire::ListListenersRequest>,
+        _: Request<wire::ListListenersRequest>,
     ) -> Answer<wire::ListListenersResponse> {
-        let target = request.into_inner().target;
-        self.call(Method::Listeners, None, move |node| listeners(node, target))
-            .await
+        Err(Status::unimplemented("no task lists sockets"))
     }
 
     type WatchDriftStream =

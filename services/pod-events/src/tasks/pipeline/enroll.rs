@@ -243,7 +243,7 @@ impl Pipeline {
             context.check_deadline()?;
         }
         let began = Instant::now();
-        let apply = self.clients.apply(record, work_deadline);
+        let apply = self.clients.apply(record, broker.is_some(), work_deadline);
         let fingerprint = context.call(Phase::Rules, apply).await?;
         log.note_since(format!("applied rules {fingerprint}"), began);
         record.intent = Intent::Enrolled { fingerprint };

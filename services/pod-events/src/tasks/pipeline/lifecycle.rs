@@ -115,7 +115,7 @@ impl Pipeline {
         let mut fingerprint = verified.fingerprint;
         if !differences.is_empty() {
             tracing::warn!(pod = %record.pod, ?differences, "Repairing rules");
-            fingerprint = self.clients.apply(record, deadline_in(5)).await?;
+            fingerprint = self.clients.apply(record, false, deadline_in(5)).await?;
             log.note(format!(
                 "repaired rules, now {fingerprint}: {}",
                 differences.join("; ")

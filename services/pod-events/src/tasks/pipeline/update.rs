@@ -10,8 +10,9 @@ use crate::{
 };
 
 impl Pipeline {
-    /// Applies a record's redirection and checkpoints the record. If the checkpoint fails, the next verification finds
-    /// the new rules to differ and reverts them.
+    /// Applies a record's redirection and checkpoints the record. `require_listeners` refuses rules to a port without
+    /// ztunnel's listener. If the checkpoint fails, the next verification finds the new rules to differ and reverts
+    /// them.
     ///
     /// # Errors
     ///
@@ -19,10 +20,14 @@ impl Pipeline {
     pub(crate) async fn update(
         &self,
         record: Record,
+        require_listeners: bool,
         log: &mut Timeline,
     ) -> Result<Record, Failure> {
         let began = tokio::time::Instant::now();
-        let fingerprint = self.clients.apply(&record, deadline_in(5)).await?;
+        let apply = self
+            .clients
+            .apply(&record, require_listeners, deadline_in(5));
+        let fingerprint = apply.await?;
         log.note_since(format!("changed rules, now {fingerprint}"), began);
         let updated = Record {
             intent: Intent::Enrolled { fingerprint },

@@ -46,8 +46,7 @@ impl Task {
         if self.failure.as_ref().is_some_and(is_known) {
             return;
         }
-        let message =
-            "the pod's rules or listeners were repaired several times and are undone again";
+        let message = "the pod's rules were repaired several times and are undone again";
         self.failure = Some(Failure::new(Reason::RulesContested, message));
         self.timeline.note(message);
         if let Some(record) = self.records.last() {

@@ -1,24 +1,28 @@
-//! Checks that ztunnel listens on the ports to which a pod's rules redirect. Without listeners, the pod's connections
-//! are refused.
+//! Checks that the traffic of an enrolled pod reaches ztunnel: only ztunnel listens on the ports of the pod's rules, and
+//! nothing in the pod stops the traffic.
 
 use std::{sync::Arc, time::Duration};
 
-use inpod_proto::{netconfig::v1::list_listeners_request::Target, types::v1 as types};
-use inpod_types::Failure;
+use inpod_proto::{
+    netconfig::v1::{Finding, FindingKind},
+    types::v1 as types,
+};
+use inpod_types::{Failure, Reason};
 use tokio::time::Instant;
 
 use super::{Task, interrupt};
 use crate::{
-    binds::{Socket, ZTUNNEL_TCP_PORTS},
     checkpoint::{Intent, Record},
     clients::{self, deadline_in},
     drift::DriftKind,
-    pod::Protocol,
     tasks::pipeline::Pipeline,
 };
 
 /// The number of pods checked per period; on a node with more pods, each pod is checked less often.
 const PODS_PER_PERIOD: usize = 10;
+
+/// The interval of checks of a blocked pod, short so that the end of the failure is soon seen.
+const BLOCKED_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Task {
     pub(super) fn check_listeners_later(&mut self) {
@@ -33,8 +37,9 @@ impl Task {
         Some(jittered(scaled(period, self.shared.owners.len())))
     }
 
-    /// Sends the workload to ztunnel again if the pod's listeners are lost.
-    pub(super) async fn check_listeners(&mut self) {
+    /// Checks the path from the pod to ztunnel if the check is due. Sends the workload to ztunnel again if the pod's
+    /// listeners are lost.
+    pub(super) async fn check_path(&mut self) {
         let Some(interval) = self.listener_check_interval() else {
             return;
         };
@@ -43,7 +48,7 @@ impl Task {
             is_applied && !record.redirection.is_sidecar()
         };
         if !self.records.last().is_some_and(is_enrolled) {
-            self.listeners_due = None;
+            (self.listeners_due, self.blocked) = (None, None);
             return;
         }
         let now = Instant::now();
@@ -52,35 +57,54 @@ impl Task {
             return;
         }
         self.listeners_due = Some(now + interval);
-        if let Err(failure) = self.restore_listeners().await {
+        if let Err(failure) = self.restore_path().await {
             self.retry_later(failure);
             self.listeners_due = self.wake;
+        } else if self.blocked.is_some() {
+            self.listeners_due = Some(now + interval.min(BLOCKED_CHECK_INTERVAL));
         }
     }
 
-    async fn restore_listeners(&mut self) -> Result<(), Failure> {
+    async fn restore_path(&mut self) -> Result<(), Failure> {
         let cancelled = interrupt::urgent(self.sent.clone(), self.seen);
         let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
             return Ok(());
         };
         let pipeline = &self.shared.pipeline;
-        let target = Target::Sandbox((&record.sandbox).into());
-        let sockets = pipeline.clients.sockets(target, deadline_in(5)).await?;
-        let lost = lost(&sockets);
-        if lost.is_empty() || will_be_sent(pipeline, record).await? {
-            return Ok(());
+        let find = async |record: &Record| {
+            let found = pipeline.clients.find_conflicts(record, deadline_in(5));
+            found.await.map(Obstacles::of)
+        };
+        let mut obstacles = find(record).await?;
+        let is_unserved = obstacles.is_repairable() && will_be_sent(pipeline, record).await?;
+        if is_unserved {
+            // The broker's reports decide about a failure.
+            obstacles.lost.clear();
         }
-        if self.repair_backoff.delayed_until(Instant::now()).is_some() {
-            self.report_contested();
-            return Ok(());
+        let is_delayed = self.repair_backoff.delayed_until(Instant::now()).is_some();
+        if obstacles.is_repairable() && !is_delayed {
+            let lost = obstacles.lost.join(" ");
+            tracing::warn!(pod = %record.pod, sandbox = %record.sandbox, lost, "ztunnel does not listen any more");
+            self.timeline.note(lost);
+            pipeline
+                .readd_workload(record, &mut self.timeline, cancelled)
+                .await?;
+            obstacles = find(record).await?;
+            if obstacles.is_repairable() {
+                // ztunnel acknowledges the pod and does not listen: each attempt cuts the pod's connections.
+                self.repair_backoff.record_repair(Instant::now());
+            } else {
+                self.record_repair(DriftKind::ListenerLost);
+            }
         }
-        tracing::warn!(pod = %record.pod, sandbox = %record.sandbox, ports = ?lost, "ztunnel does not listen any more");
-        self.timeline
-            .note(format!("ztunnel does not listen on {lost:?} any more"));
-        pipeline
-            .readd_workload(record, &mut self.timeline, cancelled)
-            .await?;
-        self.record_repair(DriftKind::ListenerLost);
+        let blocked = obstacles.into_failure();
+        if self.blocked != blocked {
+            self.timeline.note(match &blocked {
+                Some(failure) => failure.to_string(),
+                None => "its traffic reaches ztunnel again".to_owned(),
+            });
+            self.blocked = blocked;
+        }
         Ok(())
     }
 }
@@ -96,14 +120,42 @@ async fn will_be_sent(pipeline: &Pipeline, record: &Record) -> Result<bool, Fail
     Ok(is_in_set && !reports.any(|report| report.acknowledged_at.is_some()))
 }
 
-fn lost(sockets: &[Socket]) -> Vec<u16> {
-    let is_bound = |port: u16| {
-        sockets
-            .iter()
-            .any(|socket| socket.port == (Protocol::Tcp, port))
-    };
-    let ports = ZTUNNEL_TCP_PORTS.into_iter();
-    ports.filter(|port| !is_bound(*port)).collect()
+/// The findings that keep a pod's traffic from ztunnel, as sentences.
+#[derive(Debug, Default)]
+struct Obstacles {
+    /// Foreign listeners on ztunnel's ports.
+    taken: Vec<String>,
+    /// Ports without ztunnel's listener.
+    lost: Vec<String>,
+}
+
+impl Obstacles {
+    fn of(findings: Vec<Finding>) -> Self {
+        let mut obstacles = Self::default();
+        for finding in findings {
+            match finding.kind() {
+                FindingKind::ListenerTaken => obstacles.taken.push(finding.sentence),
+                FindingKind::ListenerMissing => obstacles.lost.push(finding.sentence),
+                _ => {}
+            }
+        }
+        obstacles
+    }
+
+    /// Returns whether sending the pod again may bring the listeners back.
+    fn is_repairable(&self) -> bool {
+        self.taken.is_empty() && !self.lost.is_empty()
+    }
+
+    fn into_failure(self) -> Option<Failure> {
+        let (reason, sentences) = [
+            (Reason::ListenerTaken, self.taken),
+            (Reason::ListenerLost, self.lost),
+        ]
+        .into_iter()
+        .find(|(_, sentences)| !sentences.is_empty())?;
+        Some(Failure::new(reason, sentences.join(" ")))
+    }
 }
 
 fn scaled(period: Duration, pods: usize) -> Duration {

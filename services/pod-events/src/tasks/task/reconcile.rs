@@ -125,7 +125,7 @@ impl Task {
                     {
                         self.wake_in(POLL_INTERVAL);
                     }
-                    return self.check_listeners().await;
+                    return self.check_path().await;
                 }
                 Ok(Step::Wait(wait)) => return self.wake_in(wait),
                 Err(failure) => return self.retry_later(failure),
@@ -250,7 +250,7 @@ impl Task {
             pod = %record.pod, uid = %record.pod.uid, sandbox = %record.sandbox, trace_id = trace.id(),
             "Enrolled",
         );
-        self.failure = None;
+        (self.failure, self.blocked) = (None, None);
         if !record.redirection.is_sidecar() {
             shared.report_not_permitted(&self.key, record);
             self.check_listeners_later();

@@ -45,10 +45,12 @@ impl Task {
             self.compared_addresses.clone_from(&pod.addresses);
             return Ok(Step::Continue);
         }
+        // Other changes need no further port of ztunnel, which may be away at the moment.
+        let begins_dns = updated.redirection.asks_for_dns() && !known.redirection.asks_for_dns();
         let updated = self
             .shared
             .pipeline
-            .update(updated, &mut self.timeline)
+            .update(updated, begins_dns, &mut self.timeline)
             .await?;
         tracing::info!(pod = %updated.pod, sandbox = %updated.sandbox, "Changed");
         self.compared_addresses.clone_from(&pod.addresses);

@@ -16,6 +16,8 @@ pub struct View {
     /// The records of the pod's sandboxes; the current sandbox is the last.
     pub records: Vec<Arc<Record>>,
     pub failure: Option<Failure>,
+    /// The failure of an enrolled pod whose traffic does not reach ztunnel.
+    pub blocked: Option<Failure>,
     /// The failure of an enrolled pod that no ztunnel serves.
     pub unserved: Option<Arc<Failure>>,
     pub refusal: Option<Arc<Refusal>>,
@@ -37,12 +39,14 @@ pub struct Refusal {
 }
 
 impl View {
-    /// Returns the failure of the last step or, if there is none, the reason why no ztunnel serves the pod. The latter
-    /// also precedes a step that is only to be repeated.
+    /// Returns the failure of the last step or, if there is none, the reason why the pod's traffic is blocked or no
+    /// ztunnel serves the pod. Such a reason also precedes a step that is only to be repeated.
     pub fn current_failure(&self) -> Option<&Failure> {
-        let (own, unserved) = (self.failure.as_ref(), self.unserved.as_deref());
+        let own = self.failure.as_ref();
         let lasting = own.filter(|failure| !is_transient(failure.reason));
-        lasting.or(unserved).or(own)
+        let is_enrolled = self.sandbox_with_ztunnel().is_some();
+        let blocked = self.blocked.as_ref().filter(|_| is_enrolled);
+        lasting.or(blocked).or(self.unserved.as_deref()).or(own)
     }
 
     /// Returns the current failure or, if there is none, the failure of the last refused ADD.
