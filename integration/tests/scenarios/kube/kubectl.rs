@@ -56,7 +56,7 @@ impl Agents {
         let (node, cluster) = (&agents.cluster.node, &agents.cluster);
         let uid = cluster.create(&cluster.object("web", Some("ambient")));
         node.add(&cluster.sandbox("web", &uid)).unwrap();
-        agents.pod(node.name(), &SERVICES.map(|name| (name, running())));
+        agents.pod(node.name(), &SERVICES.map(|name| (name, restarted())));
         agents.answers(node.name(), &node.run_dir());
         agents
     }
@@ -146,6 +146,14 @@ fn running() -> Value {
     json!({"state": {"running": {}}})
 }
 
+fn restarted() -> Value {
+    let message = "an earlier log\n".repeat(100);
+    json!({
+        "state": {"running": {}},
+        "lastState": {"terminated": {"exitCode": 255, "reason": "Unknown", "message": message}},
+    })
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -165,6 +173,9 @@ fn kubectl_inpod_asks_every_node_and_names_what_does_not_run() {
     // A kubelet that forges a line.
     let forged = "Error\nx;id\tp\tinpod\tpod-events\trunning";
     let old = json!({"state": {"terminated": {"exitCode": 1, "reason": forged, "message": "Linux 5.10 is too old"}}});
+    let log = format!("{}the checkpoint is full", "an earlier line\n".repeat(100));
+    let logs = json!({"state": {"terminated": {"exitCode": 1, "reason": "Error", "message": log}}});
+    agents.pod("node-logs", &[("pod-events", logs)]);
     agents.pod("node-old", &[("pod-events", running()), ("netconfig", old)]);
     let other = Cluster::shared();
     other.node.stop("netconfig", Signal::SIGKILL).unwrap();
@@ -190,6 +201,18 @@ fn kubectl_inpod_asks_every_node_and_names_what_does_not_run() {
     ] {
         assert!(errors.contains(named), "{named}: {errors}");
     }
+    let of_logs = |line: &&str| line.starts_with("node-logs: the container pod-events ");
+    let line = errors.lines().find(of_logs).unwrap();
+    assert!(
+        line.contains("terminated \"Error\", exit code 1: "),
+        "{line}"
+    );
+    assert!(line.ends_with("the checkpoint is full\""), "{line}");
+    assert!(line.len() < 600, "{line}");
+    assert!(
+        !errors.contains(&format!("agent-{well} does not run")),
+        "{errors}"
+    );
 
     let doctor = text(&agents.run(&["doctor", "--node", "node-old"]).stdout);
     let is_silent = |line: &str| line.contains("SERVICE_SILENT (netconfig)");
