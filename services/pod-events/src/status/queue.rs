@@ -140,10 +140,17 @@ impl Entry {
         }
     }
 
+    /// Returns whether the pod has the annotation as far as is known: the watch may show it before the patch is
+    /// answered.
+    fn is_annotated(&self, now: Instant) -> bool {
+        let (enabled, observed) = (Annotation::Enabled, self.observed.as_deref());
+        enabled.value() == observed || self.has_value(enabled, observed, now)
+    }
+
     fn track_unannotated(&mut self, serving_sandbox: Option<&SandboxRef>, now: Instant) {
-        let is_enabled = self.has_value(Annotation::Enabled, self.observed.as_deref(), now);
+        let is_annotated = self.is_annotated(now);
         let is_unreported = |sandbox: &&SandboxRef| self.reported.as_ref() != Some(*sandbox);
-        let sandbox = serving_sandbox.filter(|it| !is_enabled && is_unreported(it));
+        let sandbox = serving_sandbox.filter(|it| !is_annotated && is_unreported(it));
         let known = self.unannotated.take();
         let known = known.filter(|(known, _)| Some(known) == sandbox);
         self.unannotated = known.or_else(|| Some((sandbox?.clone(), now)));
@@ -212,6 +219,8 @@ impl PatchQueue {
                 entry.accepted = Some((request.annotation, now + WATCH_LAG_TIMEOUT));
                 (entry.was_unanswered, entry.error) = (false, None);
                 (entry.retry_at, entry.retry_delay) = (None, Duration::ZERO);
+                let is_annotated = entry.is_annotated(now);
+                entry.unannotated.take_if(|_| is_annotated);
                 let is_desired = entry.desired == Some(request.annotation);
                 let since = entry.since.filter(|_| is_desired)?;
                 return Some(now.saturating_duration_since(since));

@@ -227,6 +227,25 @@ fn a_pod_that_serves_unannotated_is_reported_once_per_sandbox() {
 }
 
 #[test]
+fn an_annotation_shown_or_accepted_in_time_is_never_late() {
+    for is_shown_first in [true, false] {
+        for outcome in [PatchOutcome::Accepted, unanswered()] {
+            let mut fixture = Fixture::new();
+            fixture.serve("c1", None);
+            assert_eq!(fixture.next(), Some(Enabled));
+            if is_shown_first {
+                fixture.serve("c1", ENABLED);
+            }
+            fixture.answer(Enabled, outcome.clone());
+            fixture.after(ANNOTATION_TIMEOUT);
+            let is_late = !is_shown_first && outcome != PatchOutcome::Accepted;
+            let count = usize::from(is_late);
+            assert_eq!(fixture.count_late(), count, "{is_shown_first} {outcome:?}");
+        }
+    }
+}
+
+#[test]
 fn an_annotation_refused_for_a_minute_counts_as_refused() {
     let mut fixture = Fixture::new();
     let count = |fixture: &Fixture| fixture.queue.refused(fixture.now);
