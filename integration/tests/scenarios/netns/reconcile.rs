@@ -209,6 +209,45 @@ fn a_wanted_pod_that_has_no_process_yet_is_searched_for_until_it_has() {
     .unwrap();
 }
 
+#[test]
+fn an_annotated_pod_without_an_address_has_not_failed() {
+    let node = Node::new().unwrap();
+    let spec = Spec {
+        is_redirected: true,
+        ..Spec::new("rebooted").ambient()
+    };
+    let mut pod = node.sandbox(spec).unwrap();
+    node.start_all().unwrap();
+    let starts = || {
+        let known = node.explain(&pod.spec)?;
+        ensure!(known.next_step.contains("search"), "{known:?}");
+        ensure!(known.last_failure.is_none(), "{:?}", known.last_failure);
+        anyhow::Ok(())
+    };
+    eventually("it is awaited", TIMEOUT, starts).unwrap();
+    pod.spec.addresses = pod.addresses().to_vec();
+    node.write_manifest(&pod.spec).unwrap();
+    eventually("its netns is missed", TIMEOUT, || {
+        let missed = node.explain(&pod.spec)?.last_failure;
+        ensure!(missed.context("no failure")?.reason() == Reason::NetnsNotFound);
+        anyhow::Ok(())
+    })
+    .unwrap();
+    changed(&node, &mut pod, |spec| Spec {
+        addresses: Vec::new(),
+        ..spec
+    });
+    let starts = || {
+        let known = node.explain(&pod.spec)?;
+        ensure!(known.last_failure.is_none(), "{:?}", known.last_failure);
+        anyhow::Ok(())
+    };
+    eventually("it is awaited again", TIMEOUT, starts).unwrap();
+    node.ready().unwrap();
+    node.add(&pod).unwrap();
+    node.until_whole(&pod.spec).unwrap();
+}
+
 /// Returns a node that checks listeners each second.
 fn checked_each_second() -> Node {
     let node = Node::new().unwrap();

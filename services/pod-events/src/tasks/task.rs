@@ -215,6 +215,8 @@ pub(crate) struct Task {
     /// The source's addresses when they were last compared with the netns.
     compared_addresses: Vec<IpAddr>,
     discovery_due: Option<Instant>,
+    /// The time from which a missing address of the pod is a failure.
+    start_due: Option<Instant>,
 }
 
 pub(super) fn wall_clock(then: Instant) -> SystemTime {
@@ -274,6 +276,7 @@ impl Task {
             listeners_due: None,
             compared_addresses: Vec::new(),
             discovery_due: None,
+            start_due: None,
         };
         task.publish_view();
         task

@@ -4,7 +4,7 @@
 //! netns, and ztunnel keeps its workload. Such a record is named after the pod's UID, with an empty network name; the
 //! pod's next sandbox supersedes the record.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use inpod_types::{Failure, InvalidIdentifier, NetnsRef, NetworkName, Reason, SandboxRef};
 use tokio::time::Instant;
@@ -19,6 +19,10 @@ use crate::{
 };
 
 const SEARCH_SECONDS: u64 = 5;
+
+/// How long a pod may stay without an address: after a reboot, the API server shows pods that the kubelet has yet to
+/// start, and inpod receives their ADDs then.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Task {
     /// Records the pod as enrolled, with its netns if the netns is found in time.
@@ -36,9 +40,13 @@ impl Task {
             redirection: self.shared.redirection_of(pod).unwrap_or_default(),
             ..record_without_netns(pod)?
         };
-        let found = pipeline.find(&unlocated, pod.is_redirected(), until).await;
-        self.failure = found.as_ref().err().cloned();
-        let record = found.unwrap_or(unlocated);
+        let record = if unlocated.addresses.is_empty() {
+            unlocated
+        } else {
+            let found = pipeline.find(&unlocated, pod.is_redirected(), until).await;
+            self.failure = found.as_ref().err().cloned();
+            found.unwrap_or(unlocated)
+        };
         pipeline.checkpoint.write(&record)?;
         let known = if record.has_unknown_netns() {
             "is not known yet"
@@ -79,6 +87,13 @@ impl Task {
         }
         let ended =
             matches!(action, Action::GarbageCollect { .. }) || pod.is_some_and(|pod| pod.terminal);
+        let is_starting = record.addresses.is_empty() && !ended;
+        if let Some(wait) = remaining_start(&mut self.start_due, is_starting, Instant::now()) {
+            // The status may have shown the addresses of before the reboot.
+            self.failure
+                .take_if(|known| known.reason == Reason::NetnsNotFound);
+            return Ok(Step::Wait(wait));
+        }
         let pipeline = &self.shared.pipeline;
         let is_foreign = pod.is_some_and(Pod::is_redirected);
         let found = pipeline.find(record, is_foreign, deadline_in(SEARCH_SECONDS));
@@ -95,6 +110,16 @@ impl Task {
         self.records.push(found.into());
         Ok(Step::Continue)
     }
+}
+
+/// Returns how long to wait for the address of a pod that is starting. `due` is the end of the wait.
+fn remaining_start(due: &mut Option<Instant>, is_starting: bool, now: Instant) -> Option<Duration> {
+    if !is_starting {
+        *due = None;
+        return None;
+    }
+    let due = *due.get_or_insert(now + START_TIMEOUT);
+    Some(due.saturating_duration_since(now)).filter(|wait| !wait.is_zero())
 }
 
 pub(crate) fn record_without_netns(pod: &Pod) -> Result<Record, Failure> {
@@ -116,4 +141,25 @@ pub(crate) fn record_without_netns(pod: &Pod) -> Result<Record, Failure> {
         admitted_unenrolled: false,
         redirection: Redirection::default(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_without_an_address_is_awaited_for_a_minute() {
+        let (start, mut due) = (Instant::now(), None);
+        let mut wait_at = |seconds, is_starting| {
+            let now = start + Duration::from_secs(seconds);
+            remaining_start(&mut due, is_starting, now).map(|wait| wait.as_secs())
+        };
+        assert_eq!(wait_at(0, false), None);
+        assert_eq!(wait_at(10, true), Some(60));
+        assert_eq!(wait_at(40, true), Some(30));
+        assert_eq!(wait_at(70, true), None, "its missing address is a failure");
+        assert_eq!(wait_at(80, true), None);
+        assert_eq!(wait_at(90, false), None, "it has an address");
+        assert_eq!(wait_at(100, true), Some(60));
+    }
 }
