@@ -19,7 +19,7 @@ use crate::{
     drift::DriftKind,
     inventory::Inventory,
     pod::{Pod, PodKey},
-    tasks::{AddWait, Refusal, Registry, Shared, Synced, View, state},
+    tasks::{AddWait, Registry, Shared, Synced, View, state},
     timeline::Entry,
 };
 
@@ -85,15 +85,10 @@ impl PodInfo {
             .is_some_and(|record| record.admitted_unenrolled)
     }
 
-    /// Returns the failure of the last step or, if there is none, the reason why the last ADD was refused.
     fn failure(&self) -> Option<&Failure> {
-        let is_current = |refusal: &&Arc<Refusal>| {
-            let uid = refusal.uid.as_ref();
-            self.decision.enrollment != Enrollment::None && uid.is_none_or(|uid| self.has_uid(uid))
-        };
-        let refusal = self.view.refusal.as_ref().filter(is_current);
-        let refused = refusal.map(|refusal| &refusal.failure);
-        self.view.current_failure().or(refused)
+        let has_uid = |uid: &PodUid| self.has_uid(uid);
+        self.view
+            .last_failure(|refusal| refusal.concerns(&self.decision, has_uid))
     }
 }
 

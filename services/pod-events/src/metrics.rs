@@ -181,7 +181,7 @@ fn watch_pods(registry: &mut Registry, pods: &Pods) {
 
 fn failing(pods: &Pods) -> Vec<(&'static str, u64)> {
     let reason = |failure: &Failure| failure.reason.name();
-    let reasons = pods.count(|pod: &View| pod.last_failure().map(reason));
+    let reasons = pods.count(|pod: &View| pod.last_failure(|_| true).map(reason));
     let failing = reasons.into_iter();
     failing.filter_map(|(name, n)| Some((name?, n))).collect()
 }

@@ -13,6 +13,8 @@ use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 use tonic::{Request, Status, transport::Channel};
 
+use crate::common::asking::{number, scrape};
+
 /// Where pod-events may report a defect, and why.
 const DEFECTS: [(&str, &str, usize); 4] = [
     (
@@ -247,6 +249,30 @@ fn an_add_that_lacks_a_service_or_a_ztunnel_says_which() {
         &asker.add(add(&pod), 2000),
         &[Reason::DependencyUnavailable, Reason::DeadlineExceeded],
     );
+}
+
+#[test]
+fn a_search_after_a_refused_add_does_not_replace_its_reason() {
+    let node = Node::new().unwrap();
+    let start = |service: &&str| node.start(service);
+    SERVICES.iter().try_for_each(start).unwrap();
+    node.healthy("pod-events").unwrap();
+    let mut pod = node.sandbox(Spec::new("a").ambient()).unwrap();
+    let asker = Asker::of(&node);
+    let refused = asker.add(add(&pod), 3000);
+    assert_reason(&refused, &[Reason::ZtunnelNeverConnected]);
+    // The API server shows the addresses of before a reboot.
+    pod.spec.addresses = pod.addresses().to_vec();
+    node.write_manifest(&pod.spec).unwrap();
+    eventually("its netns is missed", TIMEOUT, || {
+        let text = scrape(&node, "pod-events")?;
+        let name = "inpod_pod_events_retries_total{reason=\"NETNS_NOT_FOUND\"}";
+        anyhow::ensure!(number(&text, name).is_some(), "{text}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    let failure = node.explain(&pod.spec).unwrap().last_failure.unwrap();
+    assert_eq!(failure.reason(), types::Reason::ZtunnelNeverConnected);
 }
 
 #[test]

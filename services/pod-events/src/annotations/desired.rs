@@ -4,7 +4,7 @@
 //! with a new sandbox. The value does not reflect whether a ztunnel is running, as with Istio's agent
 //! (services/docs/facts/istio-ambient.md, 1.7 and 3.1).
 
-use inpod_types::{Enrollment, Failure, Reason, SandboxRef};
+use inpod_types::{Enrollment, Failure, PodUid, Reason, SandboxRef};
 
 use crate::{
     checkpoint::{Intent, Record},
@@ -48,7 +48,10 @@ impl<'a> PodStatus<'a> {
         let mut latest = view.records.iter().rev();
         let record = latest.find(|record| record.belongs_to(pod));
         let is_last = view.records.last().is_none_or(|last| last.belongs_to(pod));
-        let failure = view.current_failure();
+        let has_uid = |uid: &PodUid| pod.has_uid(uid);
+        let last = view.last_failure(|refusal| refusal.concerns(decision, has_uid));
+        // A refusal without a failure is an ADD in progress, whose failure is reported again.
+        let failure = view.current_failure().and(last);
         Self {
             pod,
             record: record.map(|record| &**record),
@@ -124,7 +127,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{boottime::BootInstant, testing};
+    use crate::{boottime::BootInstant, tasks::Refusal, testing};
 
     struct Case {
         pod: Pod,
@@ -225,6 +228,26 @@ mod tests {
             let refused = case(intent).failed(Reason::ZtunnelRefused);
             refused.expect(Some(Annotation::Pending));
         }
+    }
+
+    #[test]
+    fn a_netns_not_found_after_a_refused_add_is_no_event() {
+        let mut reported = ReportedFailure::default();
+        let mut case = without_sandbox().failed(Reason::ZtunnelRefused);
+        let failure = Failure::new(Reason::ZtunnelRefused, "no");
+        let uid = Some(case.pod.pod.uid.clone());
+        case.view.refusal = Some(Arc::new(Refusal { uid, failure }));
+        let event = case.status().event(&mut reported).unwrap();
+        assert_eq!(event.1, Reason::ZtunnelRefused);
+        let case = case.failed(Reason::NetnsNotFound);
+        assert_eq!(case.status().event(&mut reported), None);
+        let away = case.failed(Reason::DependencyUnavailable);
+        let event = away.status().event(&mut reported).unwrap();
+        assert_eq!(event.1, Reason::DependencyUnavailable);
+        let mut case = away.failed(Reason::NetnsNotFound);
+        case.pod.pod.uid = "successor".parse().unwrap();
+        let event = case.status().event(&mut reported).unwrap();
+        assert_eq!(event.1, Reason::NetnsNotFound);
     }
 
     #[test]

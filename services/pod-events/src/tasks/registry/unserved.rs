@@ -86,7 +86,7 @@ mod tests {
 
     fn shown(registry: &Registry) -> Option<Reason> {
         let view = registry.view(&registry.keys()[0]).unwrap();
-        view.last_failure().map(|failure| failure.reason)
+        view.current_failure().map(|failure| failure.reason)
     }
 
     #[tokio::test]

@@ -1,10 +1,11 @@
 use std::{sync::Arc, time::SystemTime};
 
 use inpod_proto::podevents::v1::PodState;
-use inpod_types::{Failure, PodUid, SandboxRef};
+use inpod_types::{Enrollment, Failure, PodUid, Reason, SandboxRef};
 
 use crate::{
     checkpoint::{Intent, Record},
+    decide::Decision,
     drift::Drift,
     tasks::{pipeline::is_transient, plan::Action},
     timeline::Timeline,
@@ -38,6 +39,13 @@ pub struct Refusal {
     pub failure: Failure,
 }
 
+impl Refusal {
+    /// Returns whether the refusal concerns the pod with the UID and the decision.
+    pub(crate) fn concerns(&self, decision: &Decision, has_uid: impl Fn(&PodUid) -> bool) -> bool {
+        decision.enrollment != Enrollment::None && self.uid.as_ref().is_none_or(has_uid)
+    }
+}
+
 impl View {
     /// Returns the failure of the last step or, if there is none, the reason why the pod's traffic is blocked or no
     /// ztunnel serves the pod. Such a reason also precedes a step that is only to be repeated.
@@ -49,10 +57,17 @@ impl View {
         lasting.or(blocked).or(self.unserved.as_deref()).or(own)
     }
 
-    /// Returns the current failure or, if there is none, the failure of the last refused ADD.
-    pub fn last_failure(&self) -> Option<&Failure> {
-        let refused = self.refusal.as_ref().map(|refusal| &refusal.failure);
-        self.current_failure().or(refused)
+    /// Returns the current failure or, if there is none, the failure of the last refused ADD. After a refused ADD, a
+    /// search finds no netns because the runtime has deleted the sandbox, so the refusal is the cause.
+    pub(crate) fn last_failure(
+        &self,
+        is_current: impl FnOnce(&Refusal) -> bool,
+    ) -> Option<&Failure> {
+        let refusal = self.refusal.as_deref().filter(|it| is_current(it));
+        let is_cause =
+            |failure: &&Failure| refusal.is_none() || failure.reason != Reason::NetnsNotFound;
+        let refused = refusal.map(|refusal| &refusal.failure);
+        self.current_failure().filter(is_cause).or(refused)
     }
 
     /// Returns the current sandbox of a pod that is enrolled with ztunnel.
