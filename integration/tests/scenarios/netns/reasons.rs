@@ -276,6 +276,28 @@ fn a_search_after_a_refused_add_does_not_replace_its_reason() {
 }
 
 #[test]
+fn a_hurried_add_of_an_enrolled_pod_leaves_no_failure() {
+    let node = Node::running().unwrap();
+    let pod = node.pod(Spec::new("a").ambient()).unwrap();
+    let mut repeated = add(&pod);
+    let (netns, id) = (repeated.netns.as_mut().unwrap(), pod.netns.id());
+    (netns.device, netns.inode) = (Some(id.device), Some(id.inode));
+    node.signal("netconfig", Signal::SIGSTOP).unwrap();
+    let hurried = Asker::of(&node).add(repeated, 500);
+    node.signal("netconfig", Signal::SIGCONT).unwrap();
+    assert_reason(&hurried, &[Reason::DeadlineExceeded]);
+    let healthy = eventually("its rules are verified", TIMEOUT, || {
+        let known = node.explain(&pod.spec)?;
+        let mut entries = known.timeline.iter();
+        let fails = |event: &str| event.starts_with("failed: ");
+        anyhow::ensure!(entries.any(|it| fails(&it.event)), "{:?}", known.timeline);
+        anyhow::ensure!(known.last_failure.is_none(), "{:?}", known.last_failure);
+        anyhow::Ok(known)
+    });
+    assert_eq!(healthy.unwrap().state(), wire::PodState::Enrolled);
+}
+
+#[test]
 fn every_way_in_which_a_check_or_a_question_fails_has_its_reason() {
     let node = Node::running().unwrap();
     let pod = node.pod(Spec::new("a").ambient()).unwrap();

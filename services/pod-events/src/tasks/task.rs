@@ -358,10 +358,16 @@ impl Task {
                 }
                 call.phases.set(Phase::Other);
                 let (about, trace) = (call.sandbox.clone(), call.trace.clone());
+                let known = self.failure.clone();
                 let result = {
                     let gone = pin!(reply.closed());
                     trace::scope(trace.clone(), self.add(call, *resolved, gone)).await
                 };
+                if result.is_err() && self.is_enrolled(&about) {
+                    // The refused ADD changed nothing; a verification finds the pod's own failure.
+                    (self.failure, self.unclaimed) = (known, true);
+                    self.wake_in(Duration::ZERO);
+                }
                 self.publish_view();
                 if let Err(failure) = &result
                     && reply.is_closed()
@@ -407,6 +413,12 @@ impl Task {
     async fn reconcile_now(&mut self) {
         self.attempts = 0;
         self.reconcile().await;
+    }
+
+    fn is_enrolled(&self, sandbox: &SandboxRef) -> bool {
+        let index = self.index_of(sandbox);
+        let record = index.and_then(|index| self.records.get(index));
+        record.is_some_and(|record| matches!(record.intent, Intent::Enrolled { .. }))
     }
 
     fn index_of(&self, sandbox: &SandboxRef) -> Option<usize> {
