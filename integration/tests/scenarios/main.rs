@@ -56,6 +56,7 @@ mod netns {
 mod alone {
     mod broker_restart;
     mod burst;
+    mod deletion;
     mod doctor;
     mod limits;
     mod restart;

@@ -94,6 +94,7 @@ impl Writer {
             let seen = Observation {
                 tag: after.tag(),
                 intact: after.tag().is_some(),
+                lacks_loopback: false,
                 has_rules: true,
                 proxies: session.proxies(&plan.tables),
             };

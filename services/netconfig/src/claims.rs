@@ -1,6 +1,7 @@
 //! The claims record the netns held for each sandbox, and its last published state. Callers refer to a netns by
 //! sandbox only.
 
+mod loopback_grace;
 mod path_watcher;
 pub(crate) mod sweep;
 pub(crate) mod validate;
@@ -12,7 +13,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::SystemTime,
+    time::{Duration, Instant, SystemTime},
 };
 
 use inpod_linux::Netns;
@@ -24,6 +25,7 @@ use crate::{
     apply::Observation, conflicts::VerifiedListeners, error::ClaimError, inspect,
     netns_session::Prepared, read_queue::Queue,
 };
+use loopback_grace::LoopbackGrace;
 use validate::ValidatedNetns;
 
 /// The number of events by which a slow watcher may lag behind before it needs a new watch.
@@ -42,6 +44,7 @@ pub(crate) struct Claim {
     pub(crate) verified_listeners: VerifiedListeners,
     /// The state read by the claim itself, under `change_lock`, for the operation that follows.
     prepared: Mutex<Option<Prepared>>,
+    loopback_grace: Mutex<LoopbackGrace>,
     /// True if no event reports the end of the netns, because its path vanished before its last process ended or
     /// lies in procfs.
     ends_unnoticed: AtomicBool,
@@ -63,7 +66,14 @@ impl Claim {
             change_lock,
             verified_listeners: VerifiedListeners::default(),
             prepared: Mutex::default(),
+            loopback_grace: Mutex::default(),
         }
+    }
+
+    /// Returns how long to withhold a state that lacks what the kernel drops while `lo` is down.
+    fn remaining_grace(&self, lacks_loopback: bool) -> Option<Duration> {
+        let now = Instant::now();
+        self.loopback_grace.lock().remaining(lacks_loopback, now)
     }
 
     pub(crate) fn set_prepared(&self, prepared: Prepared) {
@@ -292,7 +302,8 @@ impl Claims {
         }
     }
 
-    /// Publishes the state if it differs from the last published state. The first state of a claim without rules is
+    /// Publishes the state if it differs from the last published state. A state is withheld for a time, and read again
+    /// after that time, while `lo` is down. The first state of a claim without rules is
     /// recorded, but causes no event. Returns the current state and whether an event was sent, or `None` if the
     /// claim has ended.
     pub(crate) fn publish(
@@ -300,8 +311,13 @@ impl Claims {
         claim: &Claim,
         observation: Observation,
     ) -> Option<(Arc<State>, bool)> {
+        let withheld = claim.remaining_grace(observation.lacks_loopback);
         let mut table = self.table.lock();
         let held = table.current(claim)?;
+        if let Some(wait) = withheld {
+            self.queue.retry(&claim.sandbox, wait);
+            return held.published.clone().map(|published| (published, false));
+        }
         if let Some(published) = &held.published
             && published.observation == observation
         {

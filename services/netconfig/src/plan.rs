@@ -160,10 +160,27 @@ fn fingerprint(tables: &[Table], routing: &[Item]) -> Fingerprint {
 
 /// Returns whether the state is exactly the state of a fingerprint, for any form and families.
 pub(crate) fn is_intact(state: &State, tagged: Fingerprint) -> bool {
+    matches_tag(state, tagged, |plan| plan.differences(state).is_empty())
+}
+
+/// Returns whether the state is intact, apart from items that the kernel drops while `lo` is down.
+pub(crate) fn is_intact_except_loopback(state: &State, tagged: Fingerprint) -> bool {
+    matches_tag(state, tagged, |plan| {
+        let routing = state.routing.clone().with_loopback_items(&plan.routing);
+        let completed = State {
+            routing,
+            ..state.clone()
+        };
+        plan.differences(&completed).is_empty()
+    })
+}
+
+/// Returns whether one of the plans with the state's tables has the fingerprint and satisfies the predicate.
+fn matches_tag(state: &State, tagged: Fingerprint, is_met: impl Fn(&Plan) -> bool) -> bool {
     let tables: Vec<_> = state.our_tables().cloned().collect();
     let bears_it = |form, families: &[Family]| {
         let plan = Plan::new(form, tables.clone(), families);
-        plan.fingerprint == tagged && plan.differences(state).is_empty()
+        plan.fingerprint == tagged && is_met(&plan)
     };
     let mut forms = Form::ALL.into_iter();
     forms.any(|form| bears_it(form, &[Family::V4]) || bears_it(form, &Family::ALL))

@@ -194,6 +194,15 @@ impl Routing {
         in_order().rev().filter(is_ours).collect()
     }
 
+    /// Completes the items that the kernel drops while `lo` is down.
+    pub(crate) fn with_loopback_items(mut self, needed: &[Item]) -> Self {
+        let is_dropped = |(_, part): &Item| matches!(part, Part::Address | Part::Route(_));
+        let missing = needed.iter().filter(|item| !self.has(**item));
+        let dropped: Vec<_> = missing.copied().filter(is_dropped).collect();
+        self.ours.extend(dropped);
+        self
+    }
+
     fn record(&mut self, item: Item, protocol: u8) {
         let list = if protocol == PROTOCOL {
             &mut self.ours
@@ -207,6 +216,18 @@ impl Routing {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn routes_and_addresses_are_lost_with_lo_and_ip_rules_are_not() {
+        for form in Form::ALL {
+            let needed = needed(form, &Family::ALL);
+            let routing = Routing::default().with_loopback_items(&needed);
+            for item in needed {
+                let is_rule = matches!(item.1, Part::Rule(_));
+                assert_eq!(routing.has(item), !is_rule, "{item:?}");
+            }
+        }
+    }
 
     #[test]
     fn each_form_needs_its_own_and_rules_come_after_routes() {

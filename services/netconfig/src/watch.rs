@@ -104,6 +104,7 @@ fn describe_state(state: &State) -> WatchDriftResponse {
     let Observation {
         tag,
         intact,
+        lacks_loopback: _,
         has_rules: _,
         proxies: _,
     } = &state.observation;

@@ -48,6 +48,13 @@ fn metrics(node: &Node) -> String {
         .unwrap()
 }
 
+fn count_drift(node: &Node, kind: &str) -> u64 {
+    let text = metrics(node);
+    let name = format!("inpod_pod_events_drift_total{{kind=\"{kind}\"}} ");
+    let line = text.lines().find_map(|line| line.strip_prefix(&name));
+    line.unwrap().parse().unwrap()
+}
+
 fn changed(node: &Node, pod: &mut Pod, change: impl FnOnce(Spec) -> Spec) {
     pod.spec = change(pod.spec.clone());
     node.write_manifest(&pod.spec).unwrap();
@@ -441,17 +448,41 @@ fn another_agent_that_undoes_repairs_is_not_fought_for_long_and_the_pod_is_repai
     .unwrap();
 }
 
+#[test]
+fn routes_lost_while_lo_was_down_are_restored() {
+    let node = Node::running().unwrap();
+    let pod = node.pod(Spec::new("web").ambient()).unwrap();
+    let repairs = || {
+        let entries = node.explain(&pod.spec).unwrap().timeline.into_iter();
+        entries
+            .filter(|it| it.event.starts_with("repaired rules"))
+            .count()
+    };
+    for (step, commands) in [
+        ("goes down and up", &[&["down"], &["up"]][..]),
+        ("stays down", &[&["down"]]),
+    ] {
+        let before = repairs();
+        for state in commands {
+            pod.exec(&["ip", "link", "set", "lo", state[0]]).unwrap();
+        }
+        eventually(&format!("it is repaired after lo {step}"), TIMEOUT, || {
+            ensure!(repairs() > before);
+            let routes = pod.exec(&["ip", "-6", "route", "show", "table", "100"])?;
+            ensure!(routes.contains("local default dev lo"), "{routes}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+    node.until_whole(&pod.spec).unwrap();
+}
+
 // scenario: 2
 #[test]
 fn what_was_repaired_is_counted_by_kind() {
     let node = Node::running().unwrap();
     let pod = node.pod(Spec::new("web").ambient()).unwrap();
-    let count = |kind: &str| -> u64 {
-        let text = metrics(&node);
-        let name = format!("inpod_pod_events_drift_total{{kind=\"{kind}\"}} ");
-        let line = text.lines().find_map(|line| line.strip_prefix(&name));
-        line.unwrap().parse().unwrap()
-    };
+    let count = |kind: &str| count_drift(&node, kind);
     assert_eq!((count("flushed"), count("changed")), (0, 0));
     pod.exec(&["nft", "flush", "ruleset"]).unwrap();
     eventually("the flush is counted", TIMEOUT, || {

@@ -17,6 +17,8 @@ pub struct Observation {
     pub tag: Option<Tag>,
     /// True if tables, routes and sysctl are exactly those belonging to the tag's fingerprint.
     pub intact: bool,
+    /// True if `lo` is down and nothing is missing but what the kernel drops then.
+    pub lacks_loopback: bool,
     /// True if nf_tables hold tables of inpod or rules of Istio.
     pub has_rules: bool,
     /// Users whose sockets the rules treat as the sidecar proxy's.
@@ -25,7 +27,7 @@ pub struct Observation {
 
 impl Writer {
     pub fn observe(&self, netns: &Netns) -> Result<Observation, VerifyError> {
-        self.with_state(netns, None, |session, state| Ok(of_state(session, &state)))
+        self.with_state(netns, None, |session, state| of_state(session, &state))
     }
 
     /// Returns whether iptables' legacy table nat is in use while nf_tables hold no rules of inpod or Istio.
@@ -42,19 +44,22 @@ impl Writer {
     ) -> Result<(Prepared, Observation), VerifyError> {
         let mut session = NetnsSession::new(netns, visit);
         let state = session.read()?;
-        let observation = of_state(&session, &state);
+        let observation = of_state(&mut session, &state)?;
         Ok((session.prepare(state), observation))
     }
 }
 
-fn of_state(session: &NetnsSession<'_>, state: &State) -> Observation {
+fn of_state(session: &mut NetnsSession<'_>, state: &State) -> Result<Observation, VerifyError> {
     let tag = state.tag();
     let is_intact = |tag: &Tag| plan::is_intact(state, tag.fingerprint);
     let intact = tag.as_ref().is_some_and(is_intact);
-    Observation {
+    let needs_loopback = |tag: &Tag| plan::is_intact_except_loopback(state, tag.fingerprint);
+    let may_lack_loopback = !intact && tag.as_ref().is_some_and(needs_loopback);
+    Ok(Observation {
         tag,
         intact,
+        lacks_loopback: may_lack_loopback && !session.visit.routes.is_loopback_up()?,
         has_rules: !state.nftables.tables.is_empty() || !state.nftables.leftovers.is_empty(),
         proxies: session.proxies(state.our_tables()),
-    }
+    })
 }

@@ -1,7 +1,7 @@
 //! Defines the numbers of routes and ip rules (rtnetlink(7)), and dumps both.
 
 use netlink_bindings::{
-    rt_link::{self, Ifinfomsg},
+    rt_link::{self, Ifinfomsg, OpGetlinkDo},
     rt_route::{self, IterableRouteAttrs, OpGetrouteDump, Rtmsg},
     rt_rule::{self, FibRuleAttrs, FibRuleHdr, IterableFibRuleAttrs, OpGetruleDump},
     traits::NetlinkRequest,
@@ -41,6 +41,18 @@ impl Socket {
         };
         let request = rt_link::Request::new().op_setlink_do(&header);
         self.execute("set an interface up", &request)
+    }
+
+    /// Returns whether an interface is up.
+    pub(crate) fn is_up(&mut self, index: u32) -> Result<bool, KernelError> {
+        let header = Ifinfomsg {
+            ifi_index: i32::try_from(index).unwrap_or(0),
+            ..Ifinfomsg::new()
+        };
+        let request = rt_link::Request::new().op_getlink_do(&header);
+        let payload = self.get("read an interface", &request)?;
+        let (header, _) = OpGetlinkDo::decode_reply(&payload);
+        Ok(header.ifi_flags & UP != 0)
     }
 
     pub(crate) fn for_each_route(

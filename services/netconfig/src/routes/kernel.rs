@@ -66,6 +66,10 @@ impl Routes {
         Ok(routing)
     }
 
+    pub(crate) fn is_loopback_up(&mut self) -> Result<bool, KernelError> {
+        self.0.is_up(LOOPBACK)
+    }
+
     fn read_routes(&mut self, family: Family, routing: &mut Routing) -> Result<(), KernelError> {
         let act = format!("read the {family} routes");
         self.0.for_each_route(&act, family, |header, attributes| {
