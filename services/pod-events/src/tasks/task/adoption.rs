@@ -20,8 +20,8 @@ use crate::{
 
 const SEARCH_SECONDS: u64 = 5;
 
-/// How long a pod may stay without an address: after a reboot, the API server shows pods that the kubelet has yet to
-/// start, and inpod receives their ADDs then.
+/// The time for which a pod may stay without an address: after a reboot, the API server shows pods that the kubelet has
+/// yet to start, and inpod receives their ADDs then.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Task {
