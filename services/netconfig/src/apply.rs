@@ -227,11 +227,16 @@ fn to_verified(plan: &Plan, state: &State) -> Verified {
     }
 }
 
-/// Returns the tag for the rules. Once inpod has enabled the sysctl, every later tag records this, so that removal
-/// disables the sysctl.
+/// Returns the tag for the rules. Once inpod has changed sysctls, every later tag records the changes, so that removal
+/// undoes the changes.
 fn tag_for(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
     let migrates = state.has_enabled_migration() || state.migrates == Some(false);
-    Tag::new(plan.fingerprint, migrates, sandbox)
+    let mut reserved = state.ports_added();
+    reserved.extend(plan.ports_to_reserve(state));
+    Tag {
+        reserved,
+        ..Tag::new(plan.fingerprint, migrates, sandbox)
+    }
 }
 
 /// Executes the steps of a plan. Returns whether anything was changed, and the state read last. Starts again if
@@ -320,6 +325,12 @@ fn execute(
         Step::EnableMigration => {
             session.set_migrates(true)?;
             undo.migration_enabled = true;
+        }
+        Step::ReservePorts(ports) => {
+            undo.reserved_before = session.reserved_ports().cloned();
+            if let Err(error) = session.set_reserved_ports(ports) {
+                tracing::warn!(%error, "Cannot reserve ztunnel's ports; a socket may get one of the ports by chance");
+            }
         }
         Step::Add(item) => {
             session.visit.routes.add(*item)?;

@@ -107,6 +107,14 @@ pub(crate) const ZTUNNEL_DNS_ZONE: u16 = 1;
 pub(crate) const ZTUNNEL_PORTS: [u16; 3] =
     [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, INBOUND_HBONE_PORT];
 
+/// The ports that no other socket of the pod should get by chance.
+pub(crate) const RESERVED_PORTS: [u16; 4] = [
+    OUTBOUND_PORT,
+    INBOUND_PLAINTEXT_PORT,
+    INBOUND_HBONE_PORT,
+    ZTUNNEL_DNS_PORT,
+];
+
 /// The routing table that delivers everything locally, for ztunnel.
 pub(crate) const ZTUNNEL_TABLE: u8 = 100;
 

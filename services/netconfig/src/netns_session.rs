@@ -17,7 +17,9 @@ use crate::{
     plan::State,
     routes::Routes,
     rules::Table,
-    sysctl::{MigrateReq, Sysctls, TCP_MIGRATE_REQ_NAME},
+    sysctl::{
+        MigrateReq, Ports, RESERVED_PORTS_NAME, ReservedPorts, Sysctls, TCP_MIGRATE_REQ_NAME,
+    },
 };
 
 /// Protocol counters of the reading thread's netns, with a line of names and a line of values per protocol
@@ -35,6 +37,8 @@ pub enum ReachError {
     Socket(#[from] io::Error),
     #[error("cannot write the sysctl {TCP_MIGRATE_REQ_NAME} of the netns")]
     Sysctl(#[source] io::Error),
+    #[error("cannot write the sysctl {RESERVED_PORTS_NAME} of the netns")]
+    ReservedPorts(#[source] io::Error),
 }
 
 /// Sockets and files opened by one visit of a netns, and facts read during the visit. Sockets and files keep
@@ -44,6 +48,7 @@ pub(crate) struct Visit {
     pub(crate) nftables: Nftables,
     pub(crate) routes: Routes,
     migrates: Option<MigrateReq>,
+    reserved_ports: Option<ReservedPorts>,
     counters: Option<File>,
     has_ipv6: bool,
     /// The uid of root in the owning user namespace, as numbered in netconfig's user namespace.
@@ -58,6 +63,7 @@ impl Visit {
             nftables: Nftables::open()?,
             routes: Routes::open()?,
             migrates: sysctls.migrates()?,
+            reserved_ports: sysctls.reserved_ports(),
             counters: File::open(COUNTERS).ok(),
             has_ipv6: sysctls.has_ipv6(),
             root: sysctls.root()?,
@@ -152,6 +158,20 @@ impl<'a> NetnsSession<'a> {
             routing: self.visit.routes.read()?,
             has_connected: self.has_connected(),
             migrates: self.visit.migrates.as_ref().map(|migrates| migrates.is_on),
+            reserved_ports: self.reserved_ports().cloned(),
+        })
+    }
+
+    /// Returns the ports in `net.ipv4.ip_local_reserved_ports`, and `None` if netconfig cannot replace the value.
+    pub(crate) fn reserved_ports(&self) -> Option<&Ports> {
+        let reserved = self.visit.reserved_ports.as_ref();
+        reserved.map(|reserved| &reserved.ports)
+    }
+
+    pub(crate) fn set_reserved_ports(&mut self, ports: &Ports) -> Result<(), ReachError> {
+        let reserved = self.visit.reserved_ports.as_mut();
+        reserved.map_or(Ok(()), |reserved| {
+            reserved.set(ports).map_err(ReachError::ReservedPorts)
         })
     }
 

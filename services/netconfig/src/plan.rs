@@ -7,13 +7,14 @@ pub(crate) use steps::{Step, render};
 
 use crate::{
     family::Family,
-    marks::ZTUNNEL_DNS_PORT,
+    marks::{RESERVED_PORTS, ZTUNNEL_DNS_PORT},
     nftables::{Author, Observed},
     routes::{self, Item, Part, Routing},
     rules::{
         Expr, Fingerprint, Form, Network, Rule, SCHEMA, Table, Tag, Transport, ambient::RAW,
         sidecar::PASSTHROUGH_V6,
     },
+    sysctl::Ports,
 };
 
 #[derive(Clone, Debug)]
@@ -25,6 +26,8 @@ pub(crate) struct State {
     /// The sysctl `net.ipv4.tcp_migrate_req`, by which pending connections move to another listener when their own
     /// listener closes. `None` if unsupported.
     pub(crate) migrates: Option<bool>,
+    /// The sysctl `net.ipv4.ip_local_reserved_ports`. `None` if netconfig cannot replace the value.
+    pub(crate) reserved_ports: Option<Ports>,
 }
 
 impl State {
@@ -35,6 +38,11 @@ impl State {
     /// Returns whether inpod enabled [`Self::migrates`], and therefore has to disable the sysctl at the end.
     pub(crate) fn has_enabled_migration(&self) -> bool {
         self.nftables.leftovers.migrates || self.tag().is_some_and(|tag| tag.migrates)
+    }
+
+    /// Returns the ports that inpod added to [`Self::reserved_ports`], and therefore has to remove at the end.
+    pub(crate) fn ports_added(&self) -> Vec<u16> {
+        self.tag().map_or_else(Vec::new, |tag| tag.reserved)
     }
 
     /// Returns whether rules of Istio's node agent, or of an earlier inpod, are left.
@@ -137,6 +145,15 @@ impl Plan {
 
     fn replaces(&self, author: Author) -> bool {
         author.is_replaced_by_all() || self.replaces_sidecar()
+    }
+
+    /// Returns the ports of ztunnel that are still to be reserved. Best effort: a port that is not reserved is no
+    /// difference from the plan.
+    pub(crate) fn ports_to_reserve(&self, state: &State) -> Vec<u16> {
+        let captures = self.form == Form::Ambient && self.tables.iter().any(Table::captures);
+        let reserved = state.reserved_ports.as_ref().filter(|_| captures);
+        let is_free = |port: &u16| reserved.is_some_and(|reserved| !reserved.contains(*port));
+        RESERVED_PORTS.into_iter().filter(is_free).collect()
     }
 
     pub(crate) fn with_new_only(self, new_only: Vec<Table>) -> Self {

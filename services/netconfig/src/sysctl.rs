@@ -5,6 +5,10 @@
 //! lookup for another netns compares all dentries. A procfs mount starts without dentries (since Linux 5.8).
 //! Lookups therefore use private mounts, each for a few netns.
 
+mod ports;
+
+pub(crate) use ports::Ports;
+
 use std::{
     fs::File,
     io::{self, Read as _},
@@ -28,6 +32,15 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 const TCP_MIGRATE_REQ: &str = "sys/net/ipv4/tcp_migrate_req";
 
 pub(crate) const TCP_MIGRATE_REQ_NAME: &str = "net.ipv4.tcp_migrate_req";
+
+/// The ports that the kernel does not choose by itself for a socket. Otherwise, an application's connection could
+/// occupy a port of ztunnel's.
+const RESERVED_PORTS: &str = "sys/net/ipv4/ip_local_reserved_ports";
+
+pub(crate) const RESERVED_PORTS_NAME: &str = "net.ipv4.ip_local_reserved_ports";
+
+/// The size of the longest list of ports that one write can replace.
+const MAX_RESERVED_BYTES: usize = 4000;
 
 /// The sysctl for `lo`, which is the interface that matters to redirection.
 const DISABLE_IPV6: &str = "sys/net/ipv6/conf/lo/disable_ipv6";
@@ -118,6 +131,21 @@ impl MigrateReq {
     }
 }
 
+/// The sysctl `net.ipv4.ip_local_reserved_ports`, like [`MigrateReq`] of the netns in which the file was opened.
+#[derive(Debug)]
+pub(crate) struct ReservedPorts {
+    file: File,
+    pub(crate) ports: Ports,
+}
+
+impl ReservedPorts {
+    pub(crate) fn set(&mut self, ports: &Ports) -> io::Result<()> {
+        self.file.write_all_at(format!("{ports}\n").as_bytes(), 0)?;
+        self.ports = ports.clone();
+        Ok(())
+    }
+}
+
 /// Sysctls of the netns in which the calling thread is at the time of access.
 #[derive(Debug)]
 pub(crate) struct NetnsSysctls(Arc<OwnedFd>);
@@ -138,6 +166,16 @@ impl NetnsSysctls {
             file,
             is_on: text != *b"0",
         }))
+    }
+
+    /// Returns the sysctl if writable and short enough to be replaced by one write.
+    pub(crate) fn reserved_ports(&self) -> Option<ReservedPorts> {
+        let file = self.open(RESERVED_PORTS, OFlag::O_RDWR).ok()?;
+        let mut text = [0; MAX_RESERVED_BYTES];
+        let length = file.read_at(&mut text, 0).ok()?;
+        let text = std::str::from_utf8(text.get(..length)?).ok()?;
+        let ports = text.ends_with('\n').then(|| text.parse().ok())??;
+        Some(ReservedPorts { file, ports })
     }
 
     /// Returns whether the netns has IPv6, and `false` if the file is missing. If the file is unreadable, IPv6 is

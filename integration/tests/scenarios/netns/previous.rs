@@ -137,6 +137,7 @@ fn age(pod: &Pod) -> anyhow::Result<()> {
     let old = rules.replace("inpod schema=2", "inpod schema=1");
     // nft takes comments of 128 characters; the kernel takes more.
     let old = old.replace(" switched=tcp_migrate_req", "");
+    let old = old.replace(" ports=1,6,8,53", "");
     let file = std::env::temp_dir().join(format!("{}.nft", pod.container_id));
     fs::write(&file, format!("flush ruleset\n{old}"))?;
     let loaded = pod.exec(&["nft", "-f", file.to_str().context("a path in UTF-8")?]);

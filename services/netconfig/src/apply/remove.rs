@@ -8,7 +8,7 @@ use crate::{
     family::Family,
     inspect,
     netlink::retry_on_race,
-    netns_session::NetnsSession,
+    netns_session::{NetnsSession, ReachError},
     nftables::{Author, Change},
     plan::{Plan, State},
     rules::{Form, ambient},
@@ -81,6 +81,9 @@ fn drain(
 /// failure.
 fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), RemoveError> {
     let mut failures = Vec::new();
+    // The tables record the ports, so the tables go later.
+    let released = release_ports(session, &seen.ports_added());
+    failures.extend(released.err().map(|error| with_causes(&error)));
     let mut record = |result: Result<(), KernelError>| {
         failures.extend(result.err().map(|error| with_causes(&error)));
     };
@@ -110,6 +113,14 @@ fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), Remove
     }
     failures.extend(remaining(&session.read()?));
     require_none(failures, RemoveError::Left)
+}
+
+fn release_ports(session: &mut NetnsSession<'_>, added: &[u16]) -> Result<(), ReachError> {
+    let reserved = session.reserved_ports().cloned();
+    match reserved.filter(|_| !added.is_empty()) {
+        Some(reserved) => session.set_reserved_ports(&reserved.without(added)),
+        None => Ok(()),
+    }
 }
 
 /// Deletes the tables of inpod and the leftovers, and retries after a concurrent change.

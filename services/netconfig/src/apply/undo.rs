@@ -7,11 +7,14 @@ use crate::{
     nftables::{Change, NewTable, ObservedTable},
     plan::State,
     routes::Item,
+    sysctl::Ports,
 };
 
 pub(super) struct Undo {
     pub(super) before: State,
     pub(super) migration_enabled: bool,
+    /// The reserved ports from before, once inpod has added ztunnel's.
+    pub(super) reserved_before: Option<Ports>,
     pub(super) added_routing: Vec<Item>,
     pub(super) tables_written: bool,
     /// True if rules may be gone that inpod cannot write again.
@@ -25,6 +28,7 @@ impl Undo {
         Self {
             before,
             migration_enabled: false,
+            reserved_before: None,
             added_routing: Vec::new(),
             tables_written: false,
             leftovers_deleted: false,
@@ -44,6 +48,10 @@ impl Undo {
         for item in self.added_routing.iter().rev() {
             let deleted = session.visit.routes.delete(*item);
             failures.extend(deleted.err().map(|error| with_causes(&error)));
+        }
+        if let Some(ports) = &self.reserved_before {
+            let restored = session.set_reserved_ports(ports);
+            failures.extend(restored.err().map(|error| with_causes(&error)));
         }
         if self.migration_enabled {
             let disabled = session.set_migrates(false);

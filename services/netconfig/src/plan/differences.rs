@@ -266,6 +266,7 @@ mod tests {
             routing: Routing::default(),
             has_connected: false,
             migrates: Some(true),
+            reserved_ports: None,
         }
     }
 

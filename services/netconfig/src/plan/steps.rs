@@ -11,6 +11,7 @@ use crate::{
     nftables::{Author, Change, NewTable, Observed, ObservedTable, script},
     routes::{self, Item},
     rules::{Table, Tag},
+    sysctl::Ports,
 };
 
 /// A step of an apply. Between two steps, no traffic is lost, and no traffic escapes capture.
@@ -30,6 +31,8 @@ pub(crate) enum Step {
     /// Waits for existing connections to close during the grace period.
     AwaitClosed,
     WriteTables(Change),
+    /// Sets the sysctl `net.ipv4.ip_local_reserved_ports`, once the tables record the added ports.
+    ReservePorts(Ports),
     /// Deletes entries of connections that conntrack did not see begin, or that outlived the grace period. The
     /// rules capture the next packet of such a connection, which breaks the connection.
     FlushExisting(Vec<Family>),
@@ -67,6 +70,10 @@ impl Plan {
             self.write(&with_new_only, tag)
         };
         steps.extend((!write.is_empty()).then_some(Step::WriteTables(write)));
+        let added = self.ports_to_reserve(state);
+        let reserved = state.reserved_ports.clone();
+        let reserved = reserved.filter(|_| !added.is_empty());
+        steps.extend(reserved.map(|reserved| Step::ReservePorts(reserved.with(&added))));
         if !existing.is_empty() && !self.tables.iter().any(captures_new_only) {
             steps.push(Step::FlushExisting(existing));
         }
@@ -184,6 +191,9 @@ pub(crate) fn render(steps: &[Step]) -> String {
         // Writing to a string cannot fail.
         let _ = match step {
             Step::EnableMigration => writeln!(text, "sysctl -w net.ipv4.tcp_migrate_req=1"),
+            Step::ReservePorts(ports) => {
+                writeln!(text, "sysctl -w net.ipv4.ip_local_reserved_ports={ports}")
+            }
             Step::Add(item) => writeln!(text, "{}", routes::command("add", *item)),
             Step::Adopt(item) => writeln!(text, "{}", routes::command("replace", *item)),
             Step::Delete(item) => writeln!(text, "{}", routes::command("del", *item)),
@@ -247,6 +257,7 @@ mod tests {
             routing: Routing::default(),
             has_connected,
             migrates: Some(true),
+            reserved_ports: None,
         }
     }
 

@@ -16,11 +16,19 @@ pub struct Tag {
     /// True if inpod enabled `net.ipv4.tcp_migrate_req` for these rules, and therefore has to disable the sysctl
     /// with them.
     pub migrates: bool,
+    /// The ports that inpod added to `net.ipv4.ip_local_reserved_ports`, and therefore has to remove with the rules.
+    pub reserved: Vec<u16>,
     /// The sandbox's name, for display only, because a sandbox may be renamed while its rules stay.
     pub sandbox: String,
 }
 
 const MIGRATES: &str = " switched=tcp_migrate_req";
+
+/// Follows the sandbox, because earlier releases take everything after `sandbox=` for the name.
+const PORTS: &str = " ports=";
+
+/// Comments have no room for whole numbers: ` ports=1,53` stands for 15001 and 15053.
+const FIRST_PORT: u16 = 15000;
 
 impl Tag {
     pub fn new(fingerprint: Fingerprint, migrates: bool, sandbox: &SandboxRef) -> Self {
@@ -28,6 +36,7 @@ impl Tag {
             schema: SCHEMA,
             fingerprint,
             migrates,
+            reserved: Vec::new(),
             sandbox: sandbox_name(sandbox),
         }
     }
@@ -49,13 +58,19 @@ impl fmt::Display for Tag {
             schema,
             fingerprint,
             migrates,
+            reserved,
             sandbox,
         } = self;
         let migrates = if *migrates { MIGRATES } else { "" };
         write!(
             f,
             "inpod schema={schema} fingerprint={fingerprint}{migrates} sandbox={sandbox}"
-        )
+        )?;
+        for (i, port) in reserved.iter().enumerate() {
+            let before = if i == 0 { PORTS } else { "," };
+            write!(f, "{before}{}", port.saturating_sub(FIRST_PORT))?;
+        }
+        Ok(())
     }
 }
 
@@ -74,14 +89,23 @@ fn parse(text: &str) -> Option<Tag> {
     let rest = text.strip_prefix("inpod schema=")?;
     let (schema, rest) = rest.split_once(" fingerprint=")?;
     let (rest, sandbox) = rest.split_once(" sandbox=")?;
+    let (sandbox, reserved) = split_reserved(sandbox).unwrap_or((sandbox, Vec::new()));
     let without = rest.strip_suffix(MIGRATES);
     let fingerprint = without.unwrap_or(rest);
     Some(Tag {
         schema: schema.parse().ok()?,
         fingerprint: fingerprint.parse().ok()?,
         migrates: without.is_some(),
+        reserved,
         sandbox: sandbox.to_owned(),
     })
+}
+
+fn split_reserved(text: &str) -> Option<(&str, Vec<u16>)> {
+    let (sandbox, ports) = text.rsplit_once(PORTS)?;
+    let port = |text: &str| FIRST_PORT.checked_add(text.parse().ok()?);
+    let ports = ports.split(',').map(port).collect::<Option<_>>();
+    Some((sandbox, ports?))
 }
 
 #[cfg(test)]
@@ -94,7 +118,10 @@ mod tests {
             container_id: container_id.parse().unwrap(),
             ifname: "eth0".parse().unwrap(),
         };
-        Tag::new(Fingerprint::of("x"), true, &sandbox)
+        Tag {
+            reserved: vec![15001, 15006, 15008, 15053],
+            ..Tag::new(Fingerprint::of("x"), true, &sandbox)
+        }
     }
 
     #[test]
@@ -103,6 +130,7 @@ mod tests {
         assert_eq!(migrates.to_string().parse(), Ok(migrates.clone()));
         let tag = Tag {
             migrates: false,
+            reserved: Vec::new(),
             ..migrates
         };
         assert_eq!(tag.to_string().parse(), Ok(tag));
