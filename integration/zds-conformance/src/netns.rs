@@ -17,6 +17,7 @@ use std::{
 
 use nix::{
     errno::Errno,
+    libc,
     sched::{CloneFlags, unshare},
     sys::socket::{
         AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto,
@@ -26,6 +27,9 @@ use nix::{
 
 /// The ports of ztunnel's listeners in a pod: outbound, inbound plaintext, and HBONE.
 pub const PORTS: [u16; 3] = [15001, 15006, 15008];
+
+/// The mark of ztunnel's sockets.
+pub const MARK: u32 = 0x539;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -108,6 +112,16 @@ impl Netns {
         Ok(ports.filter(|port| PORTS.contains(port)).collect())
     }
 
+    /// Returns the ports of ztunnel whose listeners lack ztunnel's mark. The kernel shows marks to root.
+    pub fn unmarked_ports(&self) -> io::Result<Vec<u16>> {
+        let read = || Ok([marks(libc::AF_INET)?, marks(libc::AF_INET6)?].concat());
+        let marks = self.run(read)?.into_iter();
+        let lacking = marks.filter(|(port, mark)| PORTS.contains(port) && *mark != Some(MARK));
+        let mut ports: Vec<_> = lacking.map(|(port, _)| port).collect();
+        ports.sort_unstable();
+        Ok(ports)
+    }
+
     /// Waits until exactly the `wanted` ports of ztunnel listen; returns the last observed ports.
     pub fn await_ports(&self, wanted: &[u16], within: Duration) -> io::Result<Vec<u16>> {
         let end = Instant::now() + within;
@@ -169,6 +183,70 @@ fn set_loopback_up() -> io::Result<()> {
         Some(0) => Ok(()),
         code => Err(Errno::from_raw(code.unwrap_or_default().saturating_neg()).into()),
     }
+}
+
+/// Returns the port and the mark of each TCP listener of an address family, by `SOCK_DIAG_BY_FAMILY` (sock_diag(7)).
+fn marks(family: libc::c_int) -> io::Result<Vec<(u16, Option<u32>)>> {
+    let netlink = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkSockDiag,
+    )?;
+    let mut request = Vec::new();
+    // The header nlmsghdr has length, type SOCK_DIAG_BY_FAMILY, flags REQUEST and DUMP, sequence, and port.
+    request.extend(72_u32.to_ne_bytes());
+    request.extend(20_u16.to_ne_bytes());
+    request.extend(0x301_u16.to_ne_bytes());
+    request.extend([0; 8]);
+    // The body inet_diag_req_v2 has family, protocol TCP, extensions, padding, states (LISTEN), and an empty id.
+    request.extend([u8::try_from(family).unwrap_or_default(), 6, 0, 0]);
+    request.extend((1_u32 << 10).to_ne_bytes());
+    request.extend([0; 48]);
+    use std::os::fd::AsRawFd as _;
+    let kernel = NetlinkAddr::new(0, 0);
+    sendto(netlink.as_raw_fd(), &request, &kernel, MsgFlags::empty())?;
+    let mut found = Vec::new();
+    loop {
+        let mut answer = vec![0; 32 * 1024];
+        let length = recv(netlink.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+        let mut rest = answer.get(..length).unwrap_or_default();
+        while let Some((kind, message, after)) = split_message(rest) {
+            if kind != 20 {
+                // NLMSG_DONE or NLMSG_ERROR, which an unknown address family gets.
+                return Ok(found);
+            }
+            found.extend(diagnosed(message));
+            rest = after;
+        }
+    }
+}
+
+/// Splits off a netlink message, as its type and its body.
+fn split_message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?);
+    let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
+    let length = usize::try_from(length).ok()?;
+    let next = length.next_multiple_of(4).min(bytes.len());
+    Some((kind, bytes.get(16..length)?, bytes.get(next..)?))
+}
+
+/// Reads an inet_diag_msg: the local port, and the mark among the attributes.
+fn diagnosed(message: &[u8]) -> Option<(u16, Option<u32>)> {
+    const BODY: usize = 72;
+    const INET_DIAG_MARK: u16 = 15;
+    let port = u16::from_be_bytes(message.get(4..6)?.try_into().ok()?);
+    let mut rest = message.get(BODY..)?;
+    while let Some(header) = rest.get(..4) {
+        let length = usize::from(u16::from_ne_bytes(header.get(..2)?.try_into().ok()?));
+        let kind = u16::from_ne_bytes(header.get(2..4)?.try_into().ok()?);
+        if kind == INET_DIAG_MARK {
+            let mark = rest.get(4..8)?.try_into().ok()?;
+            return Some((port, Some(u32::from_ne_bytes(mark))));
+        }
+        rest = rest.get(length.next_multiple_of(4).max(4)..)?;
+    }
+    Some((port, None))
 }
 
 /// Parses a line of `/proc/net/tcp`; returns `None` unless the line is a listener's (state 0A).

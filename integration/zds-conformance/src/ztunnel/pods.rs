@@ -14,6 +14,12 @@ pub(super) const CASES: &[Case<Bench>] = &[
         run: add_opens_listeners,
     },
     Case {
+        name: "listeners-are-marked",
+        about: "With its acknowledgement the listeners of a pod carry ztunnel's mark.",
+        rules: &["Z21"],
+        run: listeners_are_marked,
+    },
+    Case {
         name: "del-closes-listeners",
         about: "A pod that is deleted loses its listeners, and another one does not.",
         rules: &["Z9"],
@@ -44,6 +50,18 @@ pub(super) const CASES: &[Case<Bench>] = &[
         run: deleted_pod_comes_back,
     },
 ];
+
+fn listeners_are_marked(bench: &mut Bench) -> Outcome {
+    let (session, pod) = (bench.greeted()?, bench.pod()?);
+    session.add("a", &pod)?;
+    bench.served(&pod, "with the acknowledgement of its Add")?;
+    let unmarked = pod.unmarked_ports()?;
+    check(
+        unmarked.is_empty(),
+        "the mark 0x539 on every listener",
+        || format!("no mark on {unmarked:?}"),
+    )
+}
 
 fn add_opens_listeners(bench: &mut Bench) -> Outcome {
     let (session, first, second) = (bench.greeted()?, bench.pod()?, bench.pod()?);

@@ -188,6 +188,11 @@ pub(crate) const OF_A_ZTUNNEL: &[Row] = &[
         "deleted-pod-comes-back",
         "no listeners in the pod after Del",
     ),
+    (
+        "unmarked-listeners",
+        "listeners-are-marked",
+        "no mark on [15001, 15006, 15008]",
+    ),
     ("two-listeners", "keep-of-an-unknown-pod", "[15001, 15006]"),
     ("nack-closes", "start-failure-in-the-snapshot", "Add good"),
     ("nack-closes", "no-netns", "Del a"),

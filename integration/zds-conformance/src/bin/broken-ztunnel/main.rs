@@ -27,6 +27,7 @@ const FAULTS: &[&str] = &[
     "acks-out-of-order",
     "listeners-in-own-netns",
     "two-listeners",
+    "unmarked-listeners",
     "ack-before-listening",
     "del-ignored",
     "exit-on-unknown-del",

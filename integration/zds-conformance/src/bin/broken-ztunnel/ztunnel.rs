@@ -15,7 +15,7 @@ use nix::sched::{CloneFlags, setns};
 use prost::Message as _;
 use zds_client::proto::{WorkloadRequest, workload_request::Payload};
 use zds_conformance::{
-    netns::PORTS,
+    netns::{MARK, PORTS},
     wire::{self, ACK, Connection, HELLO, Incoming, MAX_REQUEST_BYTES, Packet},
 };
 
@@ -316,8 +316,13 @@ impl Ztunnel {
 
     fn open(&self, netns: &File) -> io::Result<Vec<TcpListener>> {
         if self.is("listeners-in-own-netns") {
-            return listen(&PORTS);
+            return listen(&PORTS, MARK);
         }
+        let mark = if self.is("unmarked-listeners") {
+            0
+        } else {
+            MARK
+        };
         let ports: &[u16] = if self.is("two-listeners") {
             &[15001, 15006]
         } else {
@@ -326,10 +331,10 @@ impl Ztunnel {
         let (opened, inside) = (netns.try_clone()?, self.is("pending-half-open"));
         let thread = thread::spawn(move || {
             setns(&opened, CloneFlags::CLONE_NEWNET)?;
-            let all = listen(ports);
+            let all = listen(ports, mark);
             if all.is_err() && inside {
                 // The fault leaves two listeners open for ever.
-                listen(&[15001, 15006])?
+                listen(&[15001, 15006], mark)?
                     .into_iter()
                     .for_each(std::mem::forget);
             }
