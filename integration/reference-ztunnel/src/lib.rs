@@ -14,8 +14,8 @@
 //! plaintext. Without `--ca`, connections between served pods are plaintext, too: port 15008 then takes a stand-in for
 //! HBONE, an HTTP/1.1 `CONNECT ip:port`.
 //!
-//! The program also listens for DNS over UDP and TCP on port 15053 of both loopback addresses, unless `--no-dns` is set, and
-//! answers each query with SERVFAIL.
+//! With `--dns`, the program also listens for DNS over UDP and TCP on port 15053 of both loopback addresses, and answers
+//! each query with SERVFAIL.
 //!
 //! The program deliberately has no policy, control plane, pool of tunnels or resolver. Readers start with
 //! [`serve`]: `session` follows a connection to the agent, `pods` decides about requests, `proxy` serves a pod, and

@@ -71,7 +71,7 @@ impl Options {
             status: path("status"),
             termination_deadline: Duration::from_secs(seconds.unwrap_or_default()),
             fault: matches.get_one("fault").copied().unwrap_or_default(),
-            dns: !matches.get_flag("no-dns"),
+            dns: matches.get_flag("dns"),
         }
     }
 }
@@ -118,9 +118,9 @@ fn command() -> Command {
                 .value_parser(Fault::from_str),
         )
         .arg(
-            Arg::new("no-dns")
-                .long("no-dns")
-                .help("Do not listen for DNS")
+            Arg::new("dns")
+                .long("dns")
+                .help("Listen for DNS, and answer each query with SERVFAIL")
                 .action(ArgAction::SetTrue),
         )
 }
@@ -149,7 +149,7 @@ mod tests {
         let options = options(&[]).expect("parse");
         assert_eq!(options.termination_deadline, Duration::from_secs(5));
         assert_eq!(options.fault, Fault::None);
-        assert!(options.access_log.is_none() && options.dns);
+        assert!(options.access_log.is_none() && !options.dns);
     }
 
     #[test]

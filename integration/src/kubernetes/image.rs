@@ -75,7 +75,11 @@ impl Image {
         let root = work.join("root");
         let entrypoint = match self {
             Self::Busybox => busybox(&root)?,
-            Self::Ztunnel => component(&root, &[self.name()], bin)?,
+            Self::Ztunnel => {
+                component(&root, &[self.name()], bin)?;
+                // The chart's default captures DNS.
+                json!(["/reference-ztunnel", "--dns"])
+            }
             Self::Sidecar => {
                 component(&root, &[self.name()], bin)?;
                 json!(["/sidecar", "original"])

@@ -111,13 +111,22 @@ impl Node {
         self.start_ztunnel_within(&[], name, arguments)
     }
 
-    /// Starts a reference ztunnel through the command line `within`.
+    /// Starts a reference ztunnel that does not listen for DNS.
+    pub fn start_ztunnel_without_dns(&self) -> anyhow::Result<()> {
+        self.spawn_ztunnel(&[], "ztunnel", &[])
+    }
+
+    /// Starts a reference ztunnel with DNS, like the chart of stock ztunnel, through the command line `within`.
     pub fn start_ztunnel_within(
         &self,
         within: &[&str],
         name: &str,
         arguments: &[&str],
     ) -> anyhow::Result<()> {
+        self.spawn_ztunnel(within, name, &[arguments, &["--dns"]].concat())
+    }
+
+    fn spawn_ztunnel(&self, within: &[&str], name: &str, arguments: &[&str]) -> anyhow::Result<()> {
         let mut command = self.command(within, &bin("reference-ztunnel")?);
         let state = self.dir.join(format!("{name}.json"));
         // The state file of a killed ztunnel is outdated.

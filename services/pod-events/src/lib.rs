@@ -156,7 +156,12 @@ fn start_followers(
     let before = (adoption, source.health());
     let (known, readiness) = (registry.clone(), conditions.clone());
     let (broker, announcements) = Sync::start(clients.clone(), known, readiness, synced, before);
-    let unserved = track_unserved(clients.clone(), registry.clone(), announcements);
+    let unserved = track_unserved(
+        clients.clone(),
+        registry.clone(),
+        conditions.clone(),
+        announcements,
+    );
     tokio::spawn(inpod_service::abort_on_panic("unserved", unserved));
     let selector = shared.config.ztunnel_pods.clone();
     let ztunnels = ztunnels::sync_ztunnels(clients.clone(), source.clone(), selector, broker);

@@ -14,6 +14,7 @@ use inpod_proto::ztunnelbroker::v1::{
     ListWorkloadsResponse, Session, SessionPhase, WorkloadPhase, WorkloadState, WorkloadStatus,
     watch_sessions_response::Event,
 };
+use inpod_service::Readiness;
 use inpod_types::{Failure, Reason, SandboxRef};
 use tokio::{
     sync::watch,
@@ -32,6 +33,9 @@ const ACKNOWLEDGEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The same until a ztunnel has connected to a new run of the broker. Stock ztunnel waits up to 15 s between attempts to
 /// connect, and serves pods meanwhile.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The condition that ztunnels serve the enrolled pods, which does not affect readiness: inpod can do its work.
+const CONDITION: &str = "pods-served";
 
 /// The interval of queries while a pod is not served.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
@@ -66,8 +70,10 @@ impl Announcements {
 pub(crate) async fn track_unserved(
     clients: Clients,
     registry: Registry,
+    conditions: Readiness,
     mut announcements: watch::Receiver<Announcements>,
 ) {
+    conditions.set(CONDITION, Ok(()));
     let mut tracker = Tracker::default();
     loop {
         let was_connected = announcements.borrow_and_update().was_connected;
@@ -75,9 +81,11 @@ pub(crate) async fn track_unserved(
         let enrolled = registry.sandboxes_with_ztunnel();
         if enrolled.is_empty() {
             tracker = Tracker::default();
+            conditions.set(CONDITION, Ok(()));
         } else if let Ok(all) = clients.list_workloads(deadline_in(5)).await {
             let unserved = tracker.update(&enrolled, &all, was_connected, Instant::now());
             registry.set_unserved(&enrolled, &unserved);
+            conditions.set(CONDITION, describe(&enrolled, &unserved));
         }
         // While the broker is away, which is a condition of its own, the last answer counts.
         let poll_at = Instant::now() + POLL_INTERVAL;
@@ -89,6 +97,17 @@ pub(crate) async fn track_unserved(
             () = sleep_until(poll_at), if tracker.has_unserved() => {}
         }
     }
+}
+
+fn describe(
+    enrolled: &BTreeSet<SandboxRef>,
+    unserved: &BTreeMap<SandboxRef, Arc<Failure>>,
+) -> Result<(), String> {
+    let Some(first) = unserved.values().next() else {
+        return Ok(());
+    };
+    let (some, all) = (unserved.len(), enrolled.len());
+    Err(format!("no ztunnel serves {some} of {all} pods: {first}"))
 }
 
 /// Remembers since when pods are not served.

@@ -327,7 +327,7 @@ fn dns_capture_without_dns_of_ztunnel_is_refused_or_a_failure() {
     let other = node.sandbox(dns("other")).unwrap();
     let mut plain = node.pod(Spec::new("plain").ambient()).unwrap();
     node.stop("ztunnel", Signal::SIGTERM).unwrap();
-    node.start_ztunnel(&["--no-dns"]).unwrap();
+    node.start_ztunnel_without_dns().unwrap();
     node.ready().unwrap();
     let words = "ztunnel does not listen on TCP port 15053: its DNS proxy is off";
     let message = wait_for_failure(&node, &pod, Some(Reason::ListenerLost));

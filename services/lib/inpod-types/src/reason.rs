@@ -149,7 +149,7 @@ reasons! {
     /// Another program keeps changing the rules of the pod.
     RulesContested = 55, FAILED_PRECONDITION, "RULES_CONTESTED", "Find the agent that changes rules in the pod's network namespace; inpod keeps repairing them, at growing intervals.";
     /// ztunnel received the pod, but no longer listens in the pod's network namespace.
-    ListenerLost = 56, UNAVAILABLE, "LISTENER_LOST", "Nothing to do: ztunnel is sent the pod again. Check ztunnel's log for errors about the pod.";
+    ListenerLost = 56, UNAVAILABLE, "LISTENER_LOST", "Check ztunnel's log for errors about the pod and, for port 15053, that ztunnel's DNS proxy is on (ISTIO_META_DNS_CAPTURE); ztunnel is sent the pod again.";
     /// A DEL or a GC ended a sandbox in which the pod is still running.
     DeleteRejected = 57, FAILED_PRECONDITION, "DELETE_REJECTED", "Find out why the runtime or CNI GC named a sandbox that runs: a list of valid attachments that lacks it, or a DEL by hand.";
 
@@ -169,7 +169,7 @@ reasons! {
     /// A connected ztunnel has not received all pods of the node yet.
     ZtunnelSnapshotUnfinished = 65, UNAVAILABLE, "ZTUNNEL_SNAPSHOT_UNFINISHED", "Wait: ztunnel is receiving the node's pods.";
     /// ztunnel received the pod and answered with an error.
-    ZtunnelRefused = 66, UNAVAILABLE, "ZTUNNEL_REFUSED", "Read ztunnel's error in the message: most often a port (15001, 15006, 15008) is taken in the pod.";
+    ZtunnelRefused = 66, UNAVAILABLE, "ZTUNNEL_REFUSED", "Read ztunnel's error in the message: most often a port (15001, 15006, 15008) is taken in the pod, by the process that explain names as a finding.";
     /// ztunnel received the pod, but did not acknowledge the pod in time.
     ZtunnelSilent = 67, UNAVAILABLE, "ZTUNNEL_SILENT", "Check ztunnel's log: it did not acknowledge the pod in time.";
     /// The broker could not get a file descriptor of the network namespace.

@@ -246,6 +246,11 @@ fn a_refusal_after_a_restart_of_ztunnel_is_a_failure() {
     print(&node, "12: ztunnel refuses an enrolled pod", "", "shop/a");
     assert!(!text.contains(NOTHING_TO_DO), "{text}");
     assert_eq!(unhealthy(&node), ["a ZTUNNEL_REFUSED"]);
+    let status = output_of(&node, &["status"]);
+    assert!(
+        status.contains("no ztunnel serves 1 of 2 pods: ztunnel refused the pod"),
+        "{status}"
+    );
     let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     let metrics = Verbs::at(&socket).unwrap().metrics(&socket).unwrap();
     let failing = r#"inpod_pod_events_pods_failing{reason="ZTUNNEL_REFUSED"} 1"#;

@@ -76,8 +76,10 @@ impl Task {
             found.await.map(Obstacles::of)
         };
         let mut obstacles = find(record).await?;
-        let is_unserved = obstacles.is_repairable() && will_be_sent(pipeline, record).await?;
-        if is_unserved {
+        let is_of_taken = |failure: &Failure| failure.reason == Reason::ListenerTaken;
+        let was_taken = self.blocked.as_ref().is_some_and(is_of_taken);
+        // Once a port is free again, ztunnel need not wait for the broker's next attempt.
+        if obstacles.is_repairable() && !was_taken && will_be_sent(pipeline, record).await? {
             // The broker's reports decide about a failure.
             obstacles.lost.clear();
         }

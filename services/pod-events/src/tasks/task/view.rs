@@ -47,14 +47,14 @@ impl Refusal {
 }
 
 impl View {
-    /// Returns the failure of the last step or, if there is none, the reason why the pod's traffic is blocked or no
-    /// ztunnel serves the pod. Such a reason also precedes a step that is only to be repeated.
+    /// Returns the failure of the last step or, if there is none, the reason why no ztunnel serves the pod or the pod's
+    /// traffic is blocked. Such a reason also precedes a step that is only to be repeated.
     pub fn current_failure(&self) -> Option<&Failure> {
         let own = self.failure.as_ref();
         let lasting = own.filter(|failure| !is_transient(failure.reason));
         let is_enrolled = self.sandbox_with_ztunnel().is_some();
         let blocked = self.blocked.as_ref().filter(|_| is_enrolled);
-        lasting.or(blocked).or(self.unserved.as_deref()).or(own)
+        lasting.or(self.unserved.as_deref()).or(blocked).or(own)
     }
 
     /// Returns the current failure or, if there is none, the failure of the last refused ADD. After a refused ADD, a
