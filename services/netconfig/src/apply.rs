@@ -14,6 +14,7 @@ use inpod_linux::Netns;
 use inpod_types::SandboxRef;
 
 use crate::{
+    conflicts::require_ztunnel,
     conntrack,
     error::{ApplyError, KernelError, NoIpv6, VerifyError, require_none},
     family::Family,
@@ -76,20 +77,25 @@ impl Writer {
         redirection: &Redirection,
         sandbox: &SandboxRef,
     ) -> Result<Applied, ApplyError> {
-        let (applied, _) = self.apply_prepared(netns, None, redirection, sandbox)?;
+        let (applied, _) = self.apply_prepared(netns, None, redirection, false, sandbox)?;
         Ok(applied)
     }
 
-    /// Applies like [`Self::apply`], and also returns the state read back, as [`Self::observe`] would.
+    /// Applies like [`Self::apply`], and also returns the state read back, as [`Self::observe`] would. With
+    /// `requires_listeners`, nothing is written unless ztunnel listens where the rules lead.
     pub(crate) fn apply_prepared(
         &self,
         netns: &Netns,
         prepared: Option<Prepared>,
         redirection: &Redirection,
+        requires_listeners: bool,
         sandbox: &SandboxRef,
     ) -> Result<(Applied, Observation), ApplyError> {
         let (plan, changed, seen) = self.with_state(netns, prepared, |session, before| {
             let plan = self.plan_for(session, redirection)?;
+            if requires_listeners && let Some(sockets) = &mut session.visit.sockets {
+                require_ztunnel(sockets, &plan.tables)?;
+            }
             let (changed, after) = apply_plan(session, &plan, before, sandbox)?;
             let seen = Observation {
                 tag: after.tag(),

@@ -4,6 +4,7 @@
 //! rules are. Of iptables' legacy tables only their use is known.
 
 mod chains;
+mod drops;
 mod environment;
 mod listeners;
 
@@ -14,7 +15,14 @@ use inpod_types::cgroup::PodKey;
 
 pub(crate) use listeners::{VerifiedListeners, require_ztunnel};
 
-use crate::{inspect::InspectError, legacy, netlink::KernelError, nftables::Nftables};
+use crate::{
+    inspect::InspectError,
+    legacy,
+    marks::INBOUND_PLAINTEXT_PORT,
+    netlink::KernelError,
+    nftables::Nftables,
+    rules::{Expr, InterfaceName, Table},
+};
 
 /// Limits the response: any process with NET_ADMIN in the netns can add chains and ip rules.
 const MAX_FINDINGS: usize = 100;
@@ -34,6 +42,10 @@ pub enum Kind {
     NatChain,
     /// Drops packets by its policy.
     DropPolicy,
+    /// The same, and certainly drops redirected connections.
+    Drops,
+    /// Containers behind a bridge of the pod cannot connect.
+    Bridge,
     /// An ip rule matches inpod's marks.
     MarkedRule,
     /// Strict reverse path filtering drops packets from outside.
@@ -56,6 +68,16 @@ pub(crate) struct Subject<'a> {
     /// Set if the pod's processes outside of the netns are searched, too.
     pub(crate) pod: Option<PodKey>,
     pub(crate) verified: &'a VerifiedListeners,
+}
+
+impl Kind {
+    /// Returns whether the finding stops or diverts the pod's traffic.
+    pub(crate) fn blocks(self) -> bool {
+        matches!(
+            self,
+            Self::Drops | Self::Bridge | Self::ListenerMissing | Self::ListenerTaken
+        )
+    }
 }
 
 /// Finds conflicts in the netns of a pod with these addresses.
@@ -85,11 +107,35 @@ pub(crate) fn find_conflicts_of(
     let tables = nftables.read()?.tables.into_iter();
     let tables: Vec<_> = tables.map(|observed| observed.table).collect();
     let mut found = listeners::findings(netns, &tables, subject.pod, subject.verified)?;
-    found.extend(environment::findings(&reader.read()?, subject.addresses));
-    found.extend(chains::findings(&nftables.read_outlines()?));
+    let environment = reader.read()?;
+    found.extend(environment::findings(&environment, subject.addresses));
+    let ports = listeners::redirected_ports(&tables);
+    if ports.contains(&INBOUND_PLAINTEXT_PORT) {
+        let (addresses, covered) = (subject.addresses, virtual_interfaces(&tables));
+        let bridges = environment::uncovered_bridges(&environment, addresses, &covered);
+        found.extend(bridges);
+    }
+    let outlines = nftables.read_outlines()?;
+    let dropped = drops::find_dropped(&mut nftables, &outlines, &ports)?;
+    found.extend(chains::findings(&outlines, &dropped));
     found.extend(uses_legacy_nat.then(legacy_nat));
     found.truncate(MAX_FINDINGS);
     Ok(found)
+}
+
+/// Returns the interfaces whose inbound connections the rules treat as outbound.
+fn virtual_interfaces(tables: &[Table]) -> Vec<&InterfaceName> {
+    let rules = tables.iter().flat_map(|table| &table.chains);
+    let exprs = rules
+        .flat_map(|chain| &chain.rules)
+        .flat_map(|rule| &rule.0);
+    let mut names = Vec::new();
+    for expr in exprs {
+        if let Expr::ArrivesBy(name) = expr {
+            names.push(name);
+        }
+    }
+    names
 }
 
 fn legacy_nat() -> Finding {

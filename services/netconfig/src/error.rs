@@ -110,7 +110,7 @@ pub enum ListenerError {
     #[error("{0}")]
     Taken(String),
     #[error(transparent)]
-    Inspect(#[from] InspectError),
+    Kernel(#[from] KernelError),
 }
 
 /// The error of a redirection that requires IPv6 capture in a netns without IPv6.

@@ -12,6 +12,7 @@ pub use address::addresses;
 pub(crate) use address::{all_addresses, is_global};
 pub(crate) use connections::{Connections, proxied};
 pub(crate) use grace_period::{GRACE_PERIOD, GracePeriod};
+pub(crate) use listeners::listeners_on;
 pub use listeners::{Listener, Protocol, listeners};
 pub(crate) use process::{
     PROC, has_processes, has_processes_in, proc_scans, process_directories, read_process,
@@ -46,9 +47,13 @@ impl InspectError {
     /// Returns whether sock_diag or its module for the protocol is missing, because the kernel was built without the
     /// module or can no longer load modules.
     pub(crate) fn is_missing_sock_diag(&self) -> bool {
-        let errnos = [nix::Error::ENOENT, nix::Error::EPROTONOSUPPORT];
-        matches!(self, Self::Kernel(error) if errnos.iter().any(|errno| error.is(*errno)))
+        matches!(self, Self::Kernel(error) if lacks_sock_diag(error))
     }
+}
+
+pub(crate) fn lacks_sock_diag(error: &KernelError) -> bool {
+    let errnos = [nix::Error::ENOENT, nix::Error::EPROTONOSUPPORT];
+    errnos.iter().any(|errno| error.is(*errno))
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use std::{
 };
 
 use inpod_linux::{EnterError, Netns};
+use nix::sys::socket::SockProtocol;
 
 use crate::{
     family::Family,
@@ -47,6 +48,8 @@ pub enum ReachError {
 pub(crate) struct Visit {
     pub(crate) nftables: Nftables,
     pub(crate) routes: Routes,
+    /// A socket of sock_diag(7); `None` if the kernel lacks it.
+    pub(crate) sockets: Option<Socket>,
     migrates: Option<MigrateReq>,
     reserved_ports: Option<ReservedPorts>,
     counters: Option<File>,
@@ -62,6 +65,7 @@ impl Visit {
         Ok(Self {
             nftables: Nftables::open()?,
             routes: Routes::open()?,
+            sockets: Socket::open(SockProtocol::NetlinkSockDiag).ok(),
             migrates: sysctls.migrates()?,
             reserved_ports: sysctls.reserved_ports(),
             counters: File::open(COUNTERS).ok(),

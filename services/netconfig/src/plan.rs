@@ -147,10 +147,10 @@ impl Plan {
         author.is_replaced_by_all() || self.replaces_sidecar()
     }
 
-    /// Returns the ports of ztunnel that are still to be reserved. Best effort: a port that is not reserved is no
+    /// Returns the ports of ztunnel, which a sidecar uses as well, that are still to be reserved. Best effort: a port that is not reserved is no
     /// difference from the plan.
     pub(crate) fn ports_to_reserve(&self, state: &State) -> Vec<u16> {
-        let captures = self.form == Form::Ambient && self.tables.iter().any(Table::captures);
+        let captures = self.tables.iter().any(Table::captures);
         let reserved = state.reserved_ports.as_ref().filter(|_| captures);
         let is_free = |port: &u16| reserved.is_some_and(|reserved| !reserved.contains(*port));
         RESERVED_PORTS.into_iter().filter(is_free).collect()

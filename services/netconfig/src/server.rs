@@ -29,7 +29,7 @@ use tonic::{Request, Response, Status};
 use crate::{
     apply::{self, Applied, Observation, Planned, Removed, Writer},
     claims::{Claim, Claims, validate},
-    conflicts, discover,
+    discover,
     error::{ApplyError, ClaimError, IntoFailure, RemoveError},
     metrics::Metrics,
     notifications::Reader,
@@ -222,12 +222,9 @@ impl NetconfigService for Handler {
         let (writer, probe_set) = (Arc::clone(&self.writer), Arc::clone(&self.probe_set));
         let applied = self.with_change_lock("apply", claim, change_of, move |claim| {
             let prepared = claim.take_prepared();
-            if requires_listeners {
-                conflicts::require_ztunnel(&claim.netns, &redirection)
-                    .map_err(ApplyError::Listeners)?;
-            }
             let (applied, seen) = probe_addresses::apply(&probe_set, claim, &probed, || {
-                writer.apply_prepared(&claim.netns, prepared, &redirection, &claim.sandbox)
+                let (netns, sandbox) = (&claim.netns, &claim.sandbox);
+                writer.apply_prepared(netns, prepared, &redirection, requires_listeners, sandbox)
             })?;
             let Applied {
                 fingerprint,

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     net::SocketAddr,
     os::fd::OwnedFd,
+    path::Path,
     process::{Child, Command},
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -12,6 +13,7 @@ use std::{
 
 use crate::common::mesh::{Mesh, PORT};
 use anyhow::{Context as _, ensure};
+use inpod_linux::Netns;
 use inpod_proto::{
     podevents::v1::{ExplainPodResponse, PodState},
     types::v1::Reason,
@@ -357,6 +359,78 @@ fn dns_capture_without_dns_of_ztunnel_is_refused_or_a_failure() {
         wait_for_failure(&node, pod, None);
     }
     node.add(&other).unwrap();
+}
+
+/// Creates a container in a netns of the given name behind the bridge docker0 of a pod, like dockerd in the pod.
+const CONTAINER: &str = "ip netns add NAME
+    ip link add docker0 type bridge
+    ip addr add 172.17.0.1/16 dev docker0
+    ip link set docker0 up
+    ip link add inner type veth peer name eth0 netns NAME
+    ip link set inner master docker0 up
+    ip -n NAME link set lo up
+    ip -n NAME addr add 172.17.0.2/16 dev eth0
+    ip -n NAME link set eth0 up
+    ip -n NAME route add default via 172.17.0.1
+    echo 1 > /proc/sys/net/ipv4/ip_forward
+    iptables-nft -t nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE";
+
+#[test]
+fn a_bridge_whose_containers_hang_is_a_failure_until_it_is_named() {
+    let node = checked_each_second();
+    let mut pod = node.pod(Spec::new("dind").ambient()).unwrap();
+    let server = node.pod(Spec::new("server")).unwrap();
+    let _app = App::start(&server.netns, PORT).unwrap();
+    let name = format!("inner-{}", std::process::id());
+    pod.exec(&["sh", "-ec", &CONTAINER.replace("NAME", &name)])
+        .unwrap();
+    let roots = ["/run/netns".into()];
+    let container = Netns::open(&Path::new("/run/netns").join(name), &roots).unwrap();
+    let message = wait_for_failure(&node, &pod, Some(Reason::TrafficBlocked));
+    for part in [
+        "the bridge docker0 hang",
+        "istio.io/reroute-virtual-interfaces",
+    ] {
+        assert!(message.contains(part), "{message}");
+    }
+    let to = SocketAddr::new(server.v4.into(), PORT);
+    ask(&container, to).unwrap_err();
+    let captured = || {
+        let all = node.accesses().unwrap().into_iter();
+        all.filter(|it| it.event == "accepted" && it.listener == 15001)
+            .count()
+    };
+    let before = captured();
+    changed(&node, &mut pod, |spec| {
+        spec.annotated("istio.io/reroute-virtual-interfaces", "docker*")
+    });
+    wait_for_failure(&node, &pod, None);
+    ask(&container, to).unwrap();
+    assert_eq!(captured(), before + 1);
+}
+
+#[test]
+fn a_drop_policy_that_stops_redirected_connections_is_a_failure() {
+    let node = checked_each_second();
+    let pod = node.pod(Spec::new("vpn").ambient()).unwrap();
+    let server = node.pod(Spec::new("server")).unwrap();
+    let _app = App::start(&server.netns, PORT).unwrap();
+    let to = SocketAddr::new(server.v4.into(), PORT);
+    ask(&pod.netns, to).unwrap();
+    let iptables = |rule: &str| {
+        let words = ["iptables-nft"].into_iter().chain(rule.split(' '));
+        pod.exec(&words.collect::<Vec<_>>()).unwrap();
+    };
+    iptables("-A OUTPUT -o lo -j ACCEPT");
+    iptables("-P OUTPUT DROP");
+    let message = wait_for_failure(&node, &pod, Some(Reason::TrafficBlocked));
+    let dropped = "now the pod's outbound connections are dropped";
+    assert!(message.contains(dropped), "{message}");
+    ask(&pod.netns, to).unwrap_err();
+    iptables("-A OUTPUT -p tcp --dport 15001 -j ACCEPT");
+    iptables("-A OUTPUT -m mark --mark 0x539/0xfff -j ACCEPT");
+    wait_for_failure(&node, &pod, None);
+    ask(&pod.netns, to).unwrap();
 }
 
 // scenario: 7

@@ -140,15 +140,14 @@ fn masked(address: IpAddr, bits: u8) -> Option<IpAddr> {
 ///
 /// Fails if Istio would reject an entry, or if there are more than 16 entries.
 pub fn interfaces(text: &str) -> Result<BTreeSet<String>, InvalidList> {
-    let advice =
-        "comma-separated names of at most 15 letters, digits and _.- that start with a letter";
+    let advice = "comma-separated names of at most 15 letters, digits and _.- that start with a letter and may end with *";
     let name = |entry: &str| Some(entry.trim().to_owned()).filter(|name| is_interface(name));
     let kind = ("interface", advice);
     list(entries(text.trim()), name, MAX_INTERFACES, kind)
 }
 
 fn is_interface(name: &str) -> bool {
-    let mut bytes = name.bytes();
+    let mut bytes = name.strip_suffix('*').unwrap_or(name).bytes();
     let starts_with_letter = bytes.next().is_some_and(|byte| byte.is_ascii_alphabetic());
     let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     starts_with_letter && name.len() <= MAX_INTERFACE_NAME_BYTES && bytes.all(is_inner)
@@ -190,8 +189,16 @@ mod tests {
 
     #[test]
     fn interfaces_have_names_that_no_shell_takes_for_words() {
-        assert_eq!(interfaces("eth0, k6t-net.1").unwrap().len(), 2);
-        for wrong in ["0eth", "a b", "eth0;rm", "abcdefghijklmnop", "eth0,"] {
+        assert_eq!(interfaces("eth0, k6t-net.1, br-*").unwrap().len(), 3);
+        for wrong in [
+            "0eth",
+            "a b",
+            "eth0;rm",
+            "abcdefghijklmnop",
+            "eth0,",
+            "*",
+            "a*b",
+        ] {
             assert!(interfaces(wrong).is_err(), "{wrong}");
         }
     }

@@ -155,6 +155,8 @@ reasons! {
 
     /// A process of the pod listens on a port of ztunnel, or ztunnel's sockets lack ztunnel's mark.
     ListenerTaken = 58, FAILED_PRECONDITION, "LISTENER_TAKEN", "Stop the named process, or let it listen on another port than 15001, 15006, 15008 and 15053.";
+    /// Something in the pod stops connections that inpod redirects.
+    TrafficBlocked = 59, FAILED_PRECONDITION, "TRAFFIC_BLOCKED", "Change what the message names: rules of the pod must accept connections to ztunnel's ports, and bridges stand in the annotation istio.io/reroute-virtual-interfaces.";
 
     /// The broker has not received the desired set of pods yet.
     NotSeeded = 60, FAILED_PRECONDITION, "NOT_SEEDED", "Wait: pod-events sends the desired set when it has read its state.";

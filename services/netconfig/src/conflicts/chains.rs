@@ -1,6 +1,6 @@
 //! Finds base chains of other programs that can translate or drop what inpod's rules redirect.
 
-use super::{Finding, Kind, printable};
+use super::{Finding, Kind, drops::DroppedTraffic, printable};
 use crate::{
     nftables::{ChainOutline, TableOutline},
     rules::{
@@ -18,7 +18,7 @@ const OUR_CHAINS: &str = "INPOD_";
 const INCUMBENTS_TABLES: &str = "istio-ambient-";
 const INCUMBENTS_CHAIN: &str = "ISTIO_PRERT";
 
-pub(super) fn findings(tables: &[TableOutline]) -> Vec<Finding> {
+pub(super) fn findings(tables: &[TableOutline], dropped: &[DroppedTraffic]) -> Vec<Finding> {
     let our_nat = tables
         .iter()
         .find(|table| is_ours(table) && table.name == NAT);
@@ -30,7 +30,7 @@ pub(super) fn findings(tables: &[TableOutline]) -> Vec<Finding> {
         }
         for (chain, base) in base_chains(table) {
             found.extend(check_nat_chain(table, chain, base, our_nat));
-            found.extend(check_drop_policy(table, chain, base));
+            found.extend(check_drop_policy(table, chain, base, dropped));
         }
     }
     found
@@ -100,12 +100,26 @@ fn check_nat_chain(
 }
 
 /// Redirection changes ports, so that rules that accept the application's ports are not enough.
-fn check_drop_policy(table: &TableOutline, chain: &ChainOutline, base: Base) -> Option<Finding> {
+fn check_drop_policy(
+    table: &TableOutline,
+    chain: &ChainOutline,
+    base: Base,
+    dropped: &[DroppedTraffic],
+) -> Option<Finding> {
     let sees_redirected = matches!(base.hook, Hook::Prerouting | Hook::Input | Hook::Output);
+    if base.policy != Policy::Drop || !sees_redirected {
+        return None;
+    }
     let what = "drops packets that its rules do not accept: they must accept the connections that inpod redirects, \
                 which go to the TCP ports 15001, 15006, 15008 and 15053 and the UDP port 15053";
-    (base.policy == Policy::Drop && sees_redirected)
-        .then(|| finding(Kind::DropPolicy, table, chain, base, what))
+    let dropped = dropped.iter().find(|it| it.is_by(table, chain));
+    Some(match dropped {
+        Some(dropped) => {
+            let what = format!("{what}; now {dropped} are dropped");
+            finding(Kind::Drops, table, chain, base, &what)
+        }
+        None => finding(Kind::DropPolicy, table, chain, base, what),
+    })
 }
 
 fn finding(

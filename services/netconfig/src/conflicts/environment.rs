@@ -3,10 +3,11 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::Path,
 };
 
+use inpod_types::keys::REROUTE_VIRTUAL_INTERFACES;
 use netlink_bindings::{
     rt_route::{self, OpGetrouteDo, Rtmsg},
     traits::NetlinkRequest as _,
@@ -23,6 +24,7 @@ use crate::{
     marks::Mark,
     netlink::{KernelError, Socket},
     routes::{Part, Recipient, Routes},
+    rules::InterfaceName,
 };
 
 const SYSCTLS: &str = "/proc/sys/net";
@@ -56,6 +58,10 @@ pub(super) struct Interface {
     pub(super) is_up: bool,
     pub(super) is_loopback: bool,
     pub(super) addresses: Vec<Ipv4Addr>,
+    /// True if the interface can transmit, as a bridge with a running port can.
+    pub(super) is_running: bool,
+    pub(super) is_bridge: bool,
+    pub(super) ipv6_addresses: Vec<Ipv6Addr>,
     /// Effective: the maximum of the interface's and that of `all`.
     pub(super) rp_filter: u8,
     pub(super) is_without_ipv6: bool,
@@ -89,6 +95,10 @@ impl Reader {
         for interface in strict.filter(|found| filters_strictly(found)) {
             interface.asymmetric_paths = asymmetric_paths(&mut self.lookups, interface);
         }
+        let bridges = self.lookups.bridges()?;
+        for interface in &mut self.interfaces {
+            interface.is_bridge = bridges.contains(&interface.index);
+        }
         let routing = self.routes.read()?;
         Ok(Environment {
             interfaces: self.interfaces,
@@ -115,13 +125,18 @@ fn interfaces() -> io::Result<Vec<Interface>> {
             is_up: flags.contains(InterfaceFlags::IFF_UP),
             is_loopback: flags.contains(InterfaceFlags::IFF_LOOPBACK),
             addresses: Vec::new(),
+            ipv6_addresses: Vec::new(),
+            is_running: flags.contains(InterfaceFlags::IFF_RUNNING),
+            is_bridge: false,
             rp_filter: 0,
             is_without_ipv6: false,
             asymmetric_paths: Vec::new(),
         });
         let address = entry.address.as_ref();
-        let address = address.and_then(|address| Some(address.as_sockaddr_in()?.ip()));
-        interface.addresses.extend(address);
+        let v4 = address.and_then(|address| Some(address.as_sockaddr_in()?.ip()));
+        interface.addresses.extend(v4);
+        let v6 = address.and_then(|address| Some(address.as_sockaddr_in6()?.ip()));
+        interface.ipv6_addresses.extend(v6);
         if known >= MAX_INTERFACES {
             break;
         }
@@ -184,6 +199,39 @@ pub(super) fn findings(environment: &Environment, addresses: &[IpAddr]) -> Vec<F
     found.extend(ipv6_disabled(environment, addresses));
     found.extend(environment.marked_rules.iter().map(describe_marked_rule));
     found
+}
+
+/// Finds bridges of the pod with containers behind them. Rules take connections from a bridge for inbound connections,
+/// unless the pod's annotation names the bridge. A bridge with an address of the pod is the pod's own interface.
+pub(super) fn uncovered_bridges(
+    environment: &Environment,
+    addresses: &[IpAddr],
+    covered: &[&InterfaceName],
+) -> Vec<Finding> {
+    let is_pods = |interface: &Interface| {
+        let (v4, v6) = (&interface.addresses, &interface.ipv6_addresses);
+        addresses.iter().any(|address| match address {
+            IpAddr::V4(address) => v4.contains(address),
+            IpAddr::V6(address) => v6.contains(address),
+        })
+    };
+    let is_covered = |name: &str| covered.iter().any(|known| known.matches(name));
+    let bridges = environment.interfaces.iter().filter(|it| it.is_bridge);
+    let running = bridges.filter(|it| it.is_up && it.is_running && !is_pods(it));
+    let uncovered = running.filter(|it| !is_covered(&it.name));
+    uncovered.map(describe_bridge).collect()
+}
+
+fn describe_bridge(bridge: &Interface) -> Finding {
+    let name = printable(&bridge.name);
+    Finding {
+        kind: Kind::Bridge,
+        sentence: format!(
+            "Connections of the containers behind the bridge {name} hang, because rules take them for inbound \
+             connections: add {name}, or a pattern such as br-*, to the pod's annotation {REROUTE_VIRTUAL_INTERFACES}."
+        ),
+        subject: format!("interface {name}"),
+    }
 }
 
 fn describe_marked_rule((family, priority, mark): &(Family, u32, Mark)) -> Finding {

@@ -15,7 +15,8 @@ use crate::{
     error::ListenerError,
     inspect::{self, InspectError, Listener, Process, Protocol},
     marks::{FROM_ZTUNNEL, INBOUND_HBONE_PORT, OUTBOUND_PORT, ZTUNNEL_DNS_PORT},
-    rules::{Expr, Redirection, Rule, Table, Transport},
+    netlink::Socket,
+    rules::{Expr, Rule, Table, Transport},
 };
 
 /// A port of ztunnel in the pod.
@@ -91,15 +92,15 @@ pub(super) fn findings(
 
 /// Checks that ztunnel alone listens where the redirection leads. Searches no processes: the application of a pod that
 /// is being enrolled does not run yet, or is checked later.
-pub(crate) fn require_ztunnel(
-    netns: &Netns,
-    redirection: &Redirection,
-) -> Result<(), ListenerError> {
-    let needed = needed(&redirection.ruleset().tables);
-    if needed.is_empty() {
-        return Ok(());
-    }
-    let listeners = inspect::listeners(netns)?;
+///
+/// A kernel that cannot list sockets passes the check.
+pub(crate) fn require_ztunnel(sockets: &mut Socket, tables: &[Table]) -> Result<(), ListenerError> {
+    let needed = needed(tables);
+    let ports: Vec<_> = needed.iter().map(|port| (port.0, port.1)).collect();
+    let listeners = match inspect::listeners_on(sockets, &ports) {
+        Err(error) if inspect::lacks_sock_diag(&error) => return Ok(()),
+        listeners => listeners?,
+    };
     let mut faults = judge(&needed, &listeners, &BTreeMap::new()).into_iter();
     match faults.next() {
         None => Ok(()),
@@ -118,6 +119,13 @@ fn describe(fault: &Fault) -> Finding {
         subject: port.to_string(),
         sentence: format!("{fault}."),
     }
+}
+
+/// Returns the TCP ports to which redirected connections go.
+pub(super) fn redirected_ports(tables: &[Table]) -> BTreeSet<u16> {
+    let needed = needed(tables).into_iter();
+    let tcp = needed.filter(|port| port.0 == Protocol::Tcp);
+    tcp.map(|port| port.1).collect()
 }
 
 /// Returns the ports on which ztunnel has to listen: where rules redirect to, and HBONE's, to which peers connect
@@ -139,9 +147,12 @@ fn needed(tables: &[Table]) -> BTreeSet<Port> {
 }
 
 fn redirected_to(rule: &Rule) -> Option<Port> {
-    let port = rule.0.iter().find_map(|expr| match expr {
-        Expr::Redirect(port) => Some(*port),
-        _ => None,
+    let port = rule.0.iter().find_map(|expr| {
+        if let Expr::Redirect(port) = expr {
+            Some(*port)
+        } else {
+            None
+        }
     })?;
     let is_udp = rule.0.contains(&Expr::Protocol(Transport::Udp));
     Some(Port(
@@ -188,7 +199,7 @@ fn find_holders(
     let on_ports: Vec<_> = listeners.iter().filter(is_needed).collect();
     let mut verified = verified.0.lock();
     let is_known = |it: &&Listener| is_marked(it) && verified.contains(&it.cookie);
-    if on_ports.iter().all(|it| is_known(&it)) {
+    if on_ports.iter().all(is_known) {
         return Ok(BTreeMap::new());
     }
     let inodes = on_ports.iter().map(|it| it.inode).collect();
@@ -226,7 +237,7 @@ mod tests {
     fn needed_by(change: impl FnOnce(&mut Ambient)) -> Vec<Port> {
         let mut settings = Ambient::default();
         change(&mut settings);
-        let tables = Redirection::Ambient(settings).ruleset().tables;
+        let tables = crate::rules::ambient::ruleset(&settings).tables;
         needed(&tables).into_iter().collect()
     }
 

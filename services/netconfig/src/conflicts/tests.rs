@@ -4,6 +4,7 @@ use super::{
     environment::{self, Environment, Interface},
     *,
 };
+use crate::rules::InterfaceName;
 
 fn interface(name: &str) -> Interface {
     Interface {
@@ -12,6 +13,9 @@ fn interface(name: &str) -> Interface {
         is_up: true,
         is_loopback: name.starts_with("lo"),
         addresses: Vec::new(),
+        ipv6_addresses: Vec::new(),
+        is_running: true,
+        is_bridge: false,
         rp_filter: 0,
         is_without_ipv6: false,
         asymmetric_paths: Vec::new(),
@@ -44,6 +48,41 @@ fn ipv6_may_be_switched_off_where_it_can_leave_by_another_interface() {
     assert_eq!(subjects(all), wanted);
     let inside = vec![without("lo"), interface("eth0")];
     assert_eq!(subjects(inside), ["net.ipv6.conf.lo.disable_ipv6"]);
+}
+
+#[test]
+fn a_bridge_with_containers_is_found_unless_the_annotation_names_it() {
+    let bridge = |name| Interface {
+        is_bridge: true,
+        ..interface(name)
+    };
+    let pods = Interface {
+        addresses: vec!["10.9.0.1".parse().unwrap()],
+        ..bridge("eth0")
+    };
+    let idle = Interface {
+        is_running: false,
+        ..bridge("docker0")
+    };
+    let interfaces = vec![
+        pods,
+        idle,
+        bridge("br-1"),
+        bridge("br-2"),
+        interface("net1"),
+    ];
+    let environment = environment(interfaces);
+    let addresses = ["10.9.0.1".parse().unwrap()];
+    let subjects = |covered: &[&str]| {
+        let covered: Vec<InterfaceName> = covered.iter().map(|it| it.parse().unwrap()).collect();
+        let covered: Vec<_> = covered.iter().collect();
+        let found = environment::uncovered_bridges(&environment, &addresses, &covered);
+        let subjects = found.into_iter().map(|finding| finding.subject);
+        subjects.collect::<Vec<_>>()
+    };
+    assert_eq!(subjects(&[]), ["interface br-1", "interface br-2"]);
+    assert_eq!(subjects(&["br-1"]), ["interface br-2"]);
+    assert_eq!(subjects(&["br-*"]), [""; 0]);
 }
 
 #[test]

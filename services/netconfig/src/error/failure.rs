@@ -59,7 +59,7 @@ impl IntoFailure for ApplyError {
             Self::NoIpv6(_) => Reason::Ipv6Unavailable,
             Self::Listeners(ListenerError::Missing(_)) => Reason::ListenerLost,
             Self::Listeners(ListenerError::Taken(_)) => Reason::ListenerTaken,
-            Self::Listeners(ListenerError::Inspect(_)) => Reason::KernelRefused,
+            Self::Listeners(ListenerError::Kernel(_)) => Reason::KernelRefused,
         }
     }
 

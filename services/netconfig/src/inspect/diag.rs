@@ -18,8 +18,9 @@ use crate::{
 
 const ACT: &str = "read the sockets";
 
-const FAMILIES: [u8; 2] = [AF_INET, 10];
-const AF_INET: u8 = 2;
+const FAMILIES: [u8; 2] = [AF_INET, AF_INET6];
+pub(super) const AF_INET: u8 = 2;
+pub(super) const AF_INET6: u8 = 10;
 pub(super) const TCP: u8 = 6; // IPPROTO_TCP
 pub(super) const UDP: u8 = 17; // IPPROTO_UDP
 /// TCP_ESTABLISHED (linux/tcp_states.h); for UDP, the state of connected sockets.
@@ -68,20 +69,38 @@ pub(super) fn dump<T>(
     let mut socket = socket.map_err(|error| KernelError::new(ACT, error))?;
     let mut found = Vec::new();
     for family in FAMILIES {
-        let header = ReqV2 {
+        found.extend(dump_family(
+            &mut socket,
             family,
             protocol,
-            states: states.iter().fold(0, |mask, state| mask | 1 << state),
-            ..ReqV2::new()
-        };
-        let request = inet_diag::Request::new().op_tcp_diag_dump(&header);
-        for payload in socket.dump(ACT, &request)? {
-            let (message, attributes) =
-                <OpTcpDiagDump<'_> as NetlinkRequest>::decode_reply(&payload);
-            found.push(socket_of(&message, &attributes));
-        }
+            states,
+            &socket_of,
+        )?);
     }
     Ok(found)
+}
+
+/// Returns the sockets of one family in the given states.
+pub(super) fn dump_family<T>(
+    socket: &mut Socket,
+    family: u8,
+    protocol: u8,
+    states: &[u8],
+    socket_of: impl Fn(&Msg, &IterableReplyAttrs<'_>) -> T,
+) -> Result<Vec<T>, KernelError> {
+    let header = ReqV2 {
+        family,
+        protocol,
+        states: states.iter().fold(0, |mask, state| mask | 1 << state),
+        ..ReqV2::new()
+    };
+    let request = inet_diag::Request::new().op_tcp_diag_dump(&header);
+    let payloads = socket.dump(ACT, &request)?;
+    let sockets = payloads.iter().map(|payload| {
+        let (message, attributes) = <OpTcpDiagDump<'_> as NetlinkRequest>::decode_reply(payload);
+        socket_of(&message, &attributes)
+    });
+    Ok(sockets.collect())
 }
 
 pub(super) fn local(message: &Msg) -> SocketAddr {

@@ -6,8 +6,11 @@ use netlink_bindings::{
     utils::find_attr,
 };
 
-use super::diag::{self, CLOSE, LISTEN, TCP, UDP};
-use crate::inspect::InspectError;
+use super::diag::{self, AF_INET, AF_INET6, CLOSE, LISTEN, TCP, UDP};
+use crate::{
+    inspect::InspectError,
+    netlink::{KernelError, Socket},
+};
 
 /// INET_DIAG_SKV6ONLY (linux/inet_diag.h): one byte, only on IPv6 sockets.
 const ONLY_IPV6: u16 = 11;
@@ -53,6 +56,29 @@ pub fn listeners(netns: &Netns) -> Result<Vec<Listener>, InspectError> {
     let mut found = diag::dump(netns, TCP, &[LISTEN], of(Protocol::Tcp))?;
     found.extend(diag::dump(netns, UDP, &[CLOSE], of(Protocol::Udp))?);
     found.sort();
+    Ok(found)
+}
+
+/// Returns listeners until each of the ports has one. Reads IPv6 sockets first, which usually serve both families.
+pub(crate) fn listeners_on(
+    socket: &mut Socket,
+    ports: &[(Protocol, u16)],
+) -> Result<Vec<Listener>, KernelError> {
+    let mut found: Vec<Listener> = Vec::new();
+    for (protocol, number, state) in [(Protocol::Tcp, TCP, LISTEN), (Protocol::Udp, UDP, CLOSE)] {
+        let of = |message: &Msg, attributes: &IterableReplyAttrs<'_>| {
+            listener(protocol, message, attributes)
+        };
+        for family in [AF_INET6, AF_INET] {
+            let is_missing = |(wanted, port): &(Protocol, u16)| {
+                let is_on = |it: &Listener| (it.protocol, it.port) == (*wanted, *port);
+                *wanted == protocol && !found.iter().any(is_on)
+            };
+            if ports.iter().any(is_missing) {
+                found.extend(diag::dump_family(socket, family, number, &[state], of)?);
+            }
+        }
+    }
     Ok(found)
 }
 

@@ -1,7 +1,9 @@
 //! Defines the numbers of routes and ip rules (rtnetlink(7)), and dumps both.
 
+use std::collections::BTreeSet;
+
 use netlink_bindings::{
-    rt_link::{self, Ifinfomsg, OpGetlinkDo},
+    rt_link::{self, Ifinfomsg, IterableLinkAttrs, OpGetlinkDo, OpGetlinkDump},
     rt_route::{self, IterableRouteAttrs, OpGetrouteDump, Rtmsg},
     rt_rule::{self, FibRuleAttrs, FibRuleHdr, IterableFibRuleAttrs, OpGetruleDump},
     traits::NetlinkRequest,
@@ -41,6 +43,23 @@ impl Socket {
         };
         let request = rt_link::Request::new().op_setlink_do(&header);
         self.execute("set an interface up", &request)
+    }
+
+    /// Returns the indexes of the bridges.
+    pub(crate) fn bridges(&mut self) -> Result<BTreeSet<u32>, KernelError> {
+        let header = Ifinfomsg::new();
+        let mut request = rt_link::Request::new().op_getlink_dump(&header);
+        // The kernel filters by the kind.
+        drop(request.encode().nested_linkinfo().push_kind(c"bridge"));
+        let payloads = retry_on_race(|| self.dump("read the bridges", &request))?;
+        let links = payloads.iter().map(|it| OpGetlinkDump::decode_reply(it));
+        let is_bridge = |attributes: &IterableLinkAttrs<'_>| {
+            let kind = attributes.get_linkinfo().and_then(|info| info.get_kind());
+            kind.is_ok_and(|kind| kind == c"bridge")
+        };
+        let bridges = links.filter(|(_, attributes)| is_bridge(attributes));
+        let indexes = bridges.filter_map(|(header, _)| u32::try_from(header.ifi_index).ok());
+        Ok(indexes.collect())
     }
 
     /// Returns whether an interface is up.

@@ -23,6 +23,15 @@ use super::{
 };
 use crate::{family::Family, rules::Transport};
 
+/// The name of [`Op::Unknown`] for a match of packets of known connections only.
+pub(crate) const ESTABLISHED_MATCH: &str = "match of known connections";
+
+const MATCH_NAME: u16 = 1; // NFTA_MATCH_NAME
+const MATCH_INFO: u16 = 3; // NFTA_MATCH_INFO
+/// The offsets of match_flags, invert_flags and state_mask in struct xt_conntrack_mtinfo3.
+const CONNTRACK_FIELDS: [usize; 3] = [146, 148, 150];
+const CONNTRACK_STATE: u16 = 1; // XT_CONNTRACK_STATE
+const CONNTRACK_NEW: u16 = 8; // XT_CONNTRACK_STATE_BIT(IP_CT_NEW)
 const LOOKUP_RESULT: u16 = 3; // NFTA_LOOKUP_DREG
 const LOOKUP_FLAGS: u16 = 5; // NFTA_LOOKUP_FLAGS
 const REDIR_PORT_MAX: u16 = 2; // NFTA_REDIR_REG_PROTO_MAX
@@ -47,7 +56,32 @@ fn name(expr: &IterableExprAttrs<'_>) -> String {
     let name = expr
         .get_name()
         .map(|name| name.to_string_lossy().into_owned());
-    name.unwrap_or_else(|_| "unnamed".to_owned())
+    match name {
+        Ok(name) if name == "match" && matches_only_established(expr) == Some(true) => {
+            ESTABLISHED_MATCH.to_owned()
+        }
+        Ok(name) => name,
+        Err(_) => "unnamed".to_owned(),
+    }
+}
+
+/// Returns whether a match of iptables accepts packets of known connections only: `-m conntrack --ctstate` without NEW,
+/// and nothing else (struct xt_conntrack_mtinfo3 of linux/netfilter/xt_conntrack.h).
+fn matches_only_established(expr: &IterableExprAttrs<'_>) -> Option<bool> {
+    let data = find_attr(expr.get_buf(), EXPR_DATA)?;
+    let name = CStr::from_bytes_until_nul(find_attr(data, MATCH_NAME)?).ok()?;
+    let info = find_attr(data, MATCH_INFO)?;
+    let number = |at: usize| {
+        let bytes = info.get(at..)?.first_chunk()?;
+        Some(u16::from_ne_bytes(*bytes))
+    };
+    let [flags, inverted, states] = CONNTRACK_FIELDS.map(number);
+    Some(
+        name.to_bytes() == b"conntrack"
+            && flags? == CONNTRACK_STATE
+            && inverted? == 0
+            && states? & CONNTRACK_NEW == 0,
+    )
 }
 
 fn known(expr: &IterableExprAttrs<'_>) -> Option<Op> {

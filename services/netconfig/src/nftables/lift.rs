@@ -217,11 +217,16 @@ fn port(data: &[u8]) -> Option<u16> {
     Some(u16::from_be_bytes(data.try_into().ok()?))
 }
 
-/// Requires whole names with padding, because shorter data is a prefix match (`oifname "lo*"`).
+/// Returns a whole name if the data has padding; shorter data matches the beginning of a name (`oifname "lo*"`).
 fn interface_name(data: &[u8]) -> Option<InterfaceName> {
-    let data: &[u8; 16] = data.try_into().ok()?;
-    let name = data.split(|byte| *byte == 0).next()?;
-    std::str::from_utf8(name).ok()?.parse().ok()
+    let Ok(padded) = <&[u8; 16]>::try_from(data) else {
+        let prefix = std::str::from_utf8(data).ok()?;
+        return format!("{prefix}*").parse().ok();
+    };
+    let name = padded.split(|byte| *byte == 0).next()?;
+    let name = std::str::from_utf8(name).ok()?.parse();
+    name.ok()
+        .filter(|name: &InterfaceName| name.prefix().is_none())
 }
 
 #[cfg(test)]
@@ -266,6 +271,6 @@ mod tests {
                 data: b"lo".to_vec(),
             },
         ];
-        assert!(matches!(lift(&ops).0[0], Expr::Unknown(_)));
+        assert_eq!(lift(&ops).0[0], Expr::LeavesBy("lo*".parse().unwrap()));
     }
 }

@@ -27,7 +27,7 @@ pub(super) const DESTINATION_PORT: (u32, u32) = (2, 2);
 pub(super) const TCP_FLAGS: (u32, u32) = (13, 1);
 /// The TCP flags FIN, SYN, RST and ACK.
 pub(super) const TCP_FLAGS_MASK: u8 = 0x17;
-pub(super) const SYN: u8 = 0x02;
+pub(crate) const SYN: u8 = 0x02;
 pub(super) const SYN_ACK: u8 = 0x12;
 /// (uid_t) -1, which no user has. Loading the owner ends the rule if there is no socket (nft_meta_get_eval_skugid
 /// in net/netfilter/nft_meta.c), and otherwise the comparison with this value is true. Without a comparison, nft
@@ -119,7 +119,7 @@ fn version(family: Family) -> Vec<Op> {
     vec![Op::Meta(Meta::Family), is([protocol_family(family)])]
 }
 
-pub(super) fn protocol_family(family: Family) -> u8 {
+pub(crate) fn protocol_family(family: Family) -> u8 {
     match family {
         Family::V4 => IPV4,
         Family::V6 => IPV6,
@@ -133,7 +133,7 @@ pub(super) fn source_of(family: Family) -> (u32, u32) {
     }
 }
 
-pub(super) fn destination_of(family: Family) -> (u32, u32) {
+pub(crate) fn destination_of(family: Family) -> (u32, u32) {
     match family {
         Family::V4 => DESTINATION_V4,
         Family::V6 => DESTINATION_V6,
@@ -204,7 +204,11 @@ fn encode_number(number: u32) -> Vec<u8> {
     number.to_ne_bytes().into()
 }
 
+/// Returns the name with its padding, or the beginning for which a pattern stands.
 fn interface_name(name: &InterfaceName) -> Vec<u8> {
+    if let Some(prefix) = name.prefix() {
+        return prefix.as_bytes().to_vec();
+    }
     let mut bytes = name.as_str().as_bytes().to_vec();
     bytes.resize(INTERFACE_NAME_BYTES, 0);
     bytes

@@ -15,6 +15,7 @@ use super::{
     leftovers::{self, Leftovers, Meaning, SeenChain, SeenRule},
     lift::lift,
     observed::{Observed, ObservedTable},
+    op::Op,
 };
 use crate::{
     netlink::{KernelError, Socket, retry_on_race},
@@ -120,6 +121,27 @@ impl Nftables {
         let mut tables: Vec<_> = tables.into_values().collect();
         tables.sort_by_key(|table| table.handle);
         Ok(tables)
+    }
+}
+
+impl Nftables {
+    /// Reads the rules of a chain as expressions.
+    pub(crate) fn read_expressions(
+        &mut self,
+        family: TableFamily,
+        table: &str,
+        chain: &str,
+    ) -> Result<Vec<Vec<Op>>, KernelError> {
+        let mut request = Request::new().op_getrule_dump(&header(family));
+        let attributes = request.encode().push_table_bytes(table.as_bytes());
+        drop(attributes.push_chain_bytes(chain.as_bytes()));
+        let payloads = retry_on_race(|| self.socket.dump("read the rules of a chain", &request))?;
+        let rule = |payload: &Vec<u8>| {
+            let (_, attributes) = OpGetruleDump::decode_reply(payload);
+            let expressions = attributes.get_expressions();
+            expressions.map(decode::ops).unwrap_or_default()
+        };
+        Ok(payloads.iter().map(rule).collect())
     }
 }
 

@@ -60,7 +60,8 @@ pub struct Exclusions {
 }
 
 /// A name also accepted by `nft` and `iptables`: 1 to 15 letters, digits and `._-`, not `.` or `..`, not starting
-/// with `-`. The kernel refuses only slash, colon and white space (dev_valid_name in net/core/dev.c).
+/// with `-`. A final `*` stands for any rest of a name. The kernel refuses only slash, colon and white space
+/// (dev_valid_name in net/core/dev.c).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceName(String);
 
@@ -73,11 +74,22 @@ impl InterfaceName {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// Returns the beginning of the names for which the pattern stands, or `None` for a single name.
+    pub(crate) fn prefix(&self) -> Option<&str> {
+        self.0.strip_suffix('*')
+    }
+
+    pub(crate) fn matches(&self, name: &str) -> bool {
+        self.prefix()
+            .map_or(self.0 == name, |prefix| name.starts_with(prefix))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "is not an interface name: expected 1 to 15 letters, digits, `.`, `_` or `-`, not starting with `-`"
+    "is not an interface name: expected 1 to 15 letters, digits, `.`, `_` or `-`, not starting with `-`, and a final `*` \
+     for any rest"
 )]
 pub struct NoInterfaceName;
 
@@ -86,9 +98,10 @@ impl FromStr for InterfaceName {
 
     fn from_str(text: &str) -> Result<Self, NoInterfaceName> {
         let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-        let fits = (1..INTERFACE_NAME_BYTES).contains(&text.len());
+        let name = text.strip_suffix('*').unwrap_or(text);
+        let fits = !name.is_empty() && text.len() < INTERFACE_NAME_BYTES;
         let is_option = text.starts_with('-');
-        if fits && text.bytes().all(is_allowed) && !is_option && !matches!(text, "." | "..") {
+        if fits && name.bytes().all(is_allowed) && !is_option && !matches!(text, "." | "..") {
             Ok(Self(text.to_owned()))
         } else {
             Err(NoInterfaceName)
@@ -187,7 +200,10 @@ mod tests {
             "a\"b",
             "a;b",
             "a+",
-            "a*",
+            "*",
+            "a*b",
+            "a**",
+            "fifteen-bytes-a*",
             "ä",
             "sixteen-bytes-ab",
             "-",
@@ -195,7 +211,14 @@ mod tests {
         ] {
             assert_eq!(bad.parse::<InterfaceName>(), Err(NoInterfaceName), "{bad}");
         }
-        for good in ["eth0", "net1.100", "k6t-eth0", "a_b", "fifteen-bytes-a"] {
+        for good in [
+            "eth0",
+            "net1.100",
+            "k6t-eth0",
+            "a_b",
+            "fifteen-bytes-a",
+            "br-*",
+        ] {
             assert_eq!(good.parse::<InterfaceName>().unwrap().as_str(), good);
         }
     }

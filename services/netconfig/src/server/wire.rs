@@ -104,9 +104,11 @@ pub(super) fn describe_finding(finding: conflicts::Finding) -> v1::Finding {
         subject,
         sentence,
     } = finding;
+    let blocks = kind.blocks();
     let kind = match kind {
         Kind::NatChain => FindingKind::NatChain,
-        Kind::DropPolicy => FindingKind::DropPolicy,
+        Kind::DropPolicy | Kind::Drops => FindingKind::DropPolicy,
+        Kind::Bridge => FindingKind::Bridge,
         Kind::MarkedRule => FindingKind::MarkedRule,
         Kind::RpFilter => FindingKind::RpFilter,
         Kind::LoopbackDown => FindingKind::LoopbackDown,
@@ -120,6 +122,7 @@ pub(super) fn describe_finding(finding: conflicts::Finding) -> v1::Finding {
         kind: kind.into(),
         subject,
         sentence,
+        blocks,
     }
 }
 

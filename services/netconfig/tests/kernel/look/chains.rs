@@ -85,13 +85,60 @@ fn a_drop_policy_is_found_where_redirected_connections_pass() {
     iptables(&pod, "-P INPUT DROP");
     iptables(&pod, "-A INPUT -p tcp --dport 8080 -j ACCEPT");
     let subject = "table ip filter, chain INPUT";
-    is_found(&pod, Kind::DropPolicy, subject, "15001, 15006, 15008");
+    let found = "; now connections from and to the pod are dropped.";
+    is_found(&pod, Kind::Drops, subject, found);
     assert!(connects().is_none(), "the redirected port is not accepted");
+    iptables(&pod, "-A INPUT -i lo -j ACCEPT");
+    is_found(
+        &pod,
+        Kind::Drops,
+        subject,
+        "; now connections to the pod are",
+    );
+    for port in [15006, 15008] {
+        iptables(&pod, &format!("-A INPUT -p tcp --dport {port} -j ACCEPT"));
+    }
+    is_found(&pod, Kind::DropPolicy, subject, "15001, 15006, 15008");
+    assert!(arrives(&inbound, &connects().unwrap()));
     iptables(&pod, "-P INPUT ACCEPT");
     is_clean(&pod);
     assert!(arrives(&inbound, &connects().unwrap()));
     iptables(&pod, "-P FORWARD DROP");
     is_clean(&pod);
+}
+
+/// The rules of a VPN's container: what does not go through the tunnel is dropped.
+#[test]
+fn a_kill_switch_is_found_while_it_drops_redirected_connections() {
+    let (pod, server) = pod();
+    let (outbound, _app) = (listen(&pod, 15001), listen(&server, 8080));
+    let connects = || dial(&pod, None, 0, address(SERVER, 8080));
+    assert!(arrives(&outbound, &connects().unwrap()));
+    for rule in [
+        "-A OUTPUT -o lo -j ACCEPT",
+        "-A OUTPUT -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
+        "-A OUTPUT -d 203.0.113.7 -p udp --dport 51820 -j ACCEPT",
+        "-A OUTPUT -d 10.9.0.0/16 -j ACCEPT",
+        "-P OUTPUT DROP",
+    ] {
+        iptables(&pod, rule);
+    }
+    let subject = "table ip filter, chain OUTPUT";
+    let found = "; now the pod's outbound connections are dropped.";
+    is_found(&pod, Kind::Drops, subject, found);
+    assert!(connects().is_none());
+    for accepts in [
+        "-p tcp --dport 15001",
+        "-d 127.0.0.1",
+        "-m conntrack --ctstate NEW",
+        "-o eth0",
+    ] {
+        iptables(&pod, &format!("-A OUTPUT {accepts} -j ACCEPT"));
+        is_found(&pod, Kind::DropPolicy, subject, "15001");
+        assert!(arrives(&outbound, &connects().unwrap()), "{accepts}");
+        iptables(&pod, &format!("-D OUTPUT {accepts} -j ACCEPT"));
+    }
+    is_found(&pod, Kind::Drops, subject, found);
 }
 
 #[test]

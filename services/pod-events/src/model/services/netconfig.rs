@@ -201,6 +201,7 @@ fn findings(
         kind: wire::FindingKind::ListenerMissing.into(),
         subject: format!("TCP port {port}"),
         sentence: format!("ztunnel does not listen on TCP port {port}."),
+        blocks: true,
     };
     let missing = [15001, 15006, 15008].map(missing).into_iter();
     Ok(wire::InspectNetnsResponse {

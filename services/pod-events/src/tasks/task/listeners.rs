@@ -129,16 +129,21 @@ struct Obstacles {
     taken: Vec<String>,
     /// Ports without ztunnel's listener.
     lost: Vec<String>,
+    /// Other conditions that stop connections.
+    stopped: Vec<String>,
 }
 
 impl Obstacles {
     fn of(findings: Vec<Finding>) -> Self {
         let mut obstacles = Self::default();
         for finding in findings {
-            match finding.kind() {
-                FindingKind::ListenerTaken => obstacles.taken.push(finding.sentence),
-                FindingKind::ListenerMissing => obstacles.lost.push(finding.sentence),
-                _ => {}
+            let kind = finding.kind();
+            if kind == FindingKind::ListenerTaken {
+                obstacles.taken.push(finding.sentence);
+            } else if kind == FindingKind::ListenerMissing {
+                obstacles.lost.push(finding.sentence);
+            } else if finding.blocks {
+                obstacles.stopped.push(finding.sentence);
             }
         }
         obstacles
@@ -153,6 +158,7 @@ impl Obstacles {
         let (reason, sentences) = [
             (Reason::ListenerTaken, self.taken),
             (Reason::ListenerLost, self.lost),
+            (Reason::TrafficBlocked, self.stopped),
         ]
         .into_iter()
         .find(|(_, sentences)| !sentences.is_empty())?;
