@@ -90,7 +90,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "listener_check_seconds",
         default: Some("60"),
-        help: "Mean interval of the checks that ztunnel still listens in the netns of each pod, on a node with up to 10 pods; it grows with their number; 0 disables the checks",
+        help: "Mean interval of the checks that connections of each pod reach ztunnel, on a node with up to 10 pods; it grows with their number, but the first check follows within 25 s; 0 disables the checks",
     },
     Key {
         name: "ready_needs_ztunnel",

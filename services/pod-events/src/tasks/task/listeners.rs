@@ -21,13 +21,18 @@ use crate::{
 /// The number of pods checked per period; on a node with more pods, each pod is checked less often.
 const PODS_PER_PERIOD: usize = 10;
 
+/// The delay of the first check after an enrollment: a container that stops the pod's traffic usually does so when it
+/// starts.
+const FIRST_CHECK_DELAY: Duration = Duration::from_secs(20);
+
 /// The interval of checks of a blocked pod, short so that the end of the failure is soon seen.
 const BLOCKED_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Task {
     pub(super) fn check_listeners_later(&mut self) {
         let interval = self.listener_check_interval();
-        self.listeners_due = interval.map(|interval| Instant::now() + interval);
+        let first = interval.map(|interval| interval.min(jittered(FIRST_CHECK_DELAY)));
+        self.listeners_due = first.map(|delay| Instant::now() + delay);
     }
 
     /// Returns the interval of checks, which grows with the node's pods so that all checks together take the same time
