@@ -1,7 +1,10 @@
 //! Checks that the traffic of an enrolled pod reaches ztunnel: only ztunnel listens on the ports of the pod's rules, and
 //! nothing in the pod stops the traffic.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use inpod_proto::{
     netconfig::v1::{Finding, FindingKind},
@@ -15,6 +18,7 @@ use crate::{
     checkpoint::{Intent, Record},
     clients::{self, deadline_in},
     drift::DriftKind,
+    status::EventKind,
     tasks::pipeline::Pipeline,
 };
 
@@ -106,13 +110,27 @@ impl Task {
         }
         let blocked = obstacles.into_failure();
         if self.blocked != blocked {
-            self.timeline.note(match &blocked {
-                Some(failure) => failure.to_string(),
-                None => "its traffic reaches ztunnel again".to_owned(),
-            });
-            self.blocked = blocked;
+            self.set_blocked(blocked);
         }
         Ok(())
+    }
+
+    fn set_blocked(&mut self, blocked: Option<Failure>) {
+        self.timeline.note(match &blocked {
+            Some(failure) => failure.to_string(),
+            None => "its traffic reaches ztunnel again".to_owned(),
+        });
+        let is_hidden = {
+            let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+            view.unserved.is_some()
+        };
+        // Events report the failure that is shown, which is then ztunnel's refusal; the process is in this one.
+        if let (Some(failure), Some(record), true) = (&blocked, self.records.last(), is_hidden) {
+            let (pod, warning) = (&record.pod, EventKind::Warning);
+            let status = &self.shared.status;
+            status.event(pod, warning, failure.reason, &failure.message);
+        }
+        self.blocked = blocked;
     }
 }
 
