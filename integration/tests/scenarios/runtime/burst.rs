@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::ensure;
 use inpod_proto::podevents::v1::{ListPodsRequest, PodState};
-use integration::{Pod, Spec, TIMEOUT, eventually};
+use integration::{Pod, Spec, TIMEOUT, Verbs, eventually};
 use tonic::Status;
 
 use crate::runtime::{
@@ -123,12 +123,23 @@ fn burst(many: usize) {
     let went = began.elapsed();
     ended.into_iter().collect::<Result<(), _>>().unwrap();
     nothing_left(&runtime, &pods);
+    no_drift(&runtime);
     // libtest shows only failed tests' output.
     let line = format!(
         "{PODS} pods, {many} at once: all in the mesh after {came:?} ({} attempts), all gone after {went:?}\n",
         attempts.into_inner()
     );
     io::stderr().write_all(line.as_bytes()).unwrap();
+}
+
+/// containerd sets `lo` down before each DEL, and the kernel then drops routes: that is no drift.
+fn no_drift(runtime: &Runtime) {
+    let socket = inpod_service::socket(&runtime.node.run_dir(), "pod-events");
+    let metrics = Verbs::at(&socket).unwrap().metrics(&socket).unwrap();
+    let is_counted =
+        |line: &&str| line.starts_with("inpod_pod_events_drift_total") && !line.ends_with(" 0");
+    let drift: Vec<_> = metrics.lines().filter(is_counted).collect();
+    assert!(drift.is_empty(), "{drift:?}");
 }
 
 fn each_once(runtime: &Runtime, pods: &[Pod]) {
