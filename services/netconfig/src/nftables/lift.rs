@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::{
     lower::{
         DESTINATION_PORT, INVALID_UID, SOURCE_PORT, STATE_INVALID, STATE_KNOWN, STATE_NEW, SYN,
-        SYN_ACK, TCP_FLAGS, TCP_FLAGS_MASK, destination_of, is, payload, protocol, protocol_family,
+        TCP_FLAGS, TCP_FLAGS_MASK, destination_of, is, payload, protocol, protocol_family,
         source_of,
     },
     op::{Base, Ct, Meta, Op},
@@ -104,8 +104,8 @@ fn three_ops(ops: &[Op]) -> Lifted<'_> {
     let ([first, Op::Bitwise { mask, xor }, last], rest) = ops.split_first_chunk()? else {
         return None;
     };
-    if let Some(expr) = tcp_flags(first, mask, xor, last) {
-        return Some((expr, rest));
+    if is_syn(first, mask, xor, last) {
+        return Some((Expr::TcpSyn, rest));
     }
     let (mask, xor) = (number(mask)?, number(xor)?);
     let expr = match (first, last) {
@@ -117,12 +117,10 @@ fn three_ops(ops: &[Op]) -> Lifted<'_> {
     Some((expr, rest))
 }
 
-fn tcp_flags(load: &Op, mask: &[u8], xor: &[u8], compare: &Op) -> Option<Expr> {
-    let are_flags =
-        *load == payload(Base::Transport, TCP_FLAGS) && (mask, xor) == (&[TCP_FLAGS_MASK], &[0]);
-    let known = [(SYN, Expr::TcpSyn), (SYN_ACK, Expr::TcpSynAck)];
-    let mut known = known.into_iter().filter(|_| are_flags);
-    known.find_map(|(set, expr)| (*compare == is([set])).then_some(expr))
+fn is_syn(load: &Op, mask: &[u8], xor: &[u8], compare: &Op) -> bool {
+    *load == payload(Base::Transport, TCP_FLAGS)
+        && (mask, xor) == (&[TCP_FLAGS_MASK], &[0])
+        && *compare == is([SYN])
 }
 
 fn compared(load: &Op, mask: u32, equal: bool, value: u32) -> Option<Expr> {

@@ -28,7 +28,6 @@ pub(super) const TCP_FLAGS: (u32, u32) = (13, 1);
 /// The TCP flags FIN, SYN, RST and ACK.
 pub(super) const TCP_FLAGS_MASK: u8 = 0x17;
 pub(crate) const SYN: u8 = 0x02;
-pub(super) const SYN_ACK: u8 = 0x12;
 /// (uid_t) -1, which no user has. Loading the owner ends the rule if there is no socket (nft_meta_get_eval_skugid
 /// in net/netfilter/nft_meta.c), and otherwise the comparison with this value is true. Without a comparison, nft
 /// would not list the expression.
@@ -59,8 +58,11 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
         Expr::SourcePort(port) => vec![transport(SOURCE_PORT), is(port.to_be_bytes())],
         Expr::Port(port) => vec![transport(DESTINATION_PORT), is(port.to_be_bytes())],
         Expr::PortNot(port) => vec![transport(DESTINATION_PORT), not(port.to_be_bytes())],
-        Expr::TcpSyn => tcp_flags(SYN),
-        Expr::TcpSynAck => tcp_flags(SYN_ACK),
+        Expr::TcpSyn => vec![
+            transport(TCP_FLAGS),
+            bitwise([TCP_FLAGS_MASK], [0]),
+            is([SYN]),
+        ],
         Expr::Marked(mark) => masked(Op::Meta(Meta::Mark), *mark, is),
         Expr::NotMarked(mark) => masked(Op::Meta(Meta::Mark), *mark, not),
         Expr::ConnectionMarked(mark) => masked(Op::Ct(Ct::Mark), *mark, is),
@@ -95,11 +97,6 @@ fn tproxy(family: Option<Family>, port: u16, mark: Mark) -> Vec<Op> {
     ops.extend(set_mark(mark));
     ops.push(Op::Accept);
     ops
-}
-
-fn tcp_flags(set: u8) -> Vec<Op> {
-    let mask = bitwise([TCP_FLAGS_MASK], [0]);
-    vec![transport(TCP_FLAGS), mask, is([set])]
 }
 
 /// Compares an address, which a rule in an inet table can only load once the family is certain.

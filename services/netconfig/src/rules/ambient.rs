@@ -41,8 +41,8 @@ pub(crate) fn ruleset(settings: &Ambient) -> Ruleset {
     if settings.dns_capture {
         tables.push(raw(settings));
     }
-    let mut mangle = mangle(settings, guard::acceptances(settings));
-    mangle.chains.push(guard::requests(settings));
+    let mut mangle = mangle(settings);
+    mangle.chains.push(guard::input(settings));
     tables.push(mangle);
     tables.push(nat(inbound::capture(settings), outbound::capture(settings)));
     Ruleset { tables }
@@ -54,7 +54,7 @@ pub(crate) fn ruleset(settings: &Ambient) -> Ruleset {
 pub(crate) fn drain() -> Ruleset {
     let idle = || vec![Rule(vec![Expr::NewConnection, Expr::Counter])];
     Ruleset {
-        tables: vec![mangle(&Ambient::default(), Vec::new()), nat(idle(), idle())],
+        tables: vec![mangle(&Ambient::default()), nat(idle(), idle())],
     }
 }
 
@@ -80,17 +80,14 @@ fn raw(settings: &Ambient) -> Table {
     )
 }
 
-/// The guard's rules come before the rule that replaces the mark of ztunnel's sockets.
-fn mangle(settings: &Ambient, guard: Vec<Rule>) -> Table {
-    let replies = return_replies_to_ztunnel(settings);
-    let output = guard.into_iter().chain([replies]).collect();
+fn mangle(settings: &Ambient) -> Table {
     table(
         MANGLE,
         |hook| base(Kind::Filter, hook, MANGLE_PRIORITY),
         // The output chain is a route chain, so that its mark affects routing.
         |hook| base(Kind::Route, hook, MANGLE_PRIORITY),
         vec![mark_ztunnel_connections(settings)],
-        output,
+        vec![return_replies_to_ztunnel(settings)],
     )
 }
 

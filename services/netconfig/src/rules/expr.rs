@@ -27,8 +27,6 @@ pub enum Expr {
     PortNot(u16),
     /// The packet opens a TCP connection: of FIN, SYN, RST and ACK, only SYN is set.
     TcpSyn,
-    /// The packet accepts a TCP connection: of FIN, SYN, RST and ACK, only SYN and ACK are set.
-    TcpSynAck,
     Marked(Mark),
     NotMarked(Mark),
     ConnectionMarked(Mark),
@@ -95,7 +93,6 @@ impl Expr {
             | Self::Port(_)
             | Self::PortNot(_)
             | Self::TcpSyn
-            | Self::TcpSynAck
             | Self::Marked(_)
             | Self::NotMarked(_)
             | Self::ConnectionMarked(_)

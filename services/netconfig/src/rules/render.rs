@@ -116,7 +116,6 @@ impl fmt::Display for Expr {
             Self::Port(port) => write!(f, "th dport {port}"),
             Self::PortNot(port) => write!(f, "th dport != {port}"),
             Self::TcpSyn => write!(f, "tcp flags & (fin|syn|rst|ack) == syn"),
-            Self::TcpSynAck => write!(f, "tcp flags & (fin|syn|rst|ack) == (syn|ack)"),
             Self::Marked(mark) => masked(f, "meta mark", *mark, "=="),
             Self::NotMarked(mark) => masked(f, "meta mark", *mark, "!="),
             Self::ConnectionMarked(mark) => masked(f, "ct mark", *mark, "=="),

@@ -44,8 +44,7 @@ impl Part {
 
     /// Returns whether the rule lets only ztunnel answer on a port.
     pub(crate) fn is_guard(&self) -> bool {
-        let guards = |text: &str| text.contains("socket mark") || text.contains("(syn|ack)");
-        matches!(self, Self::Rule { text, .. } if guards(text))
+        matches!(self, Self::Rule { text, .. } if text.contains("socket mark"))
     }
 
     pub(crate) fn delete(&self, world: &World) {
