@@ -1,4 +1,5 @@
-//! Builds the rules for the pod's outgoing traffic, in the nat table.
+//! Builds the rules for the pod's outgoing traffic, in the nat table. Replies to probes need no rule, because nat chains
+//! see only the first packet of a connection; Istio has one, by which a pod reaches that address past ztunnel.
 
 use super::{either_family, is_captured, is_loopback, loopbacks, one_family, only_syn};
 use crate::{
@@ -10,7 +11,7 @@ const TCP: Expr = Expr::Protocol(Transport::Tcp);
 
 /// Redirects DNS if requested, then other TCP unless bypassed.
 pub(super) fn capture(settings: &Ambient) -> Vec<Rule> {
-    let mut rules = bypass_probe_replies(settings);
+    let mut rules = Vec::new();
     if settings.dns_capture {
         rules.push(redirect_udp_queries(settings));
         rules.extend(loopbacks(settings).map(|loopback| {
@@ -56,26 +57,15 @@ fn bypass_own_addresses(loopback: Network) -> Rule {
     one_family(packets, Expr::Accept)
 }
 
-fn bypass_probe_replies(settings: &Ambient) -> Vec<Rule> {
-    let sources = settings.probe_sources.iter().copied().map(Network::host);
-    bypass_networks(settings, sources)
-}
-
 fn bypass_exclusions(settings: &Ambient) -> Vec<Rule> {
-    let mut rules = bypass_networks(
-        settings,
-        settings.exclusions.outbound_networks.iter().copied(),
-    );
+    let networks = settings.exclusions.outbound_networks.iter().copied();
+    let networks = networks.filter(|network| is_captured(settings, *network));
+    let to = |network| one_family(vec![Expr::Destination(network), TCP], Expr::Accept);
+    let mut rules: Vec<_> = networks.map(to).collect();
     let ports = settings.exclusions.outbound_ports.iter();
     rules.extend(ports.map(|port| {
         let packets = vec![TCP, Expr::Port(port.get())];
         either_family(settings, packets, Expr::Accept)
     }));
     rules
-}
-
-fn bypass_networks(settings: &Ambient, networks: impl Iterator<Item = Network>) -> Vec<Rule> {
-    let networks = networks.filter(|network| is_captured(settings, *network));
-    let rule = |network| one_family(vec![Expr::Destination(network), TCP], Expr::Accept);
-    networks.map(rule).collect()
 }

@@ -66,7 +66,7 @@ impl Checks<'_> {
                 wanted,
             );
             let dial = Dial::tcp(Place::Pod, address, 8080);
-            let wanted = self.sent(&dial, direct);
+            let wanted = self.sent(&dial, false);
             self.add(
                 &format!("outbound TCP to {address}, where probes come from,"),
                 dial,
