@@ -72,7 +72,9 @@ pub(crate) fn validate(
     Ok(ValidatedNetns { netns, addresses })
 }
 
-/// Validates a netns like [`validate`], with a single visit, and keeps the sockets and files opened by the visit.
+/// Validates a netns like [`validate`], with a single visit, and keeps the sockets and files opened by the visit. Sets
+/// `lo` up if nothing has done so yet, because ztunnel, which comes before the rules, listens for DNS on 127.0.0.1
+/// (services/docs/decisions/094-loopback.md).
 pub(crate) fn validate_visited(
     wanted: &NetnsRef,
     expected: Vec<IpAddr>,
@@ -82,7 +84,11 @@ pub(crate) fn validate_visited(
     let (netns, visit) = open_with(wanted, roots, || Visit::here(sysctls))?;
     let mut visit = visit.map_err(InspectError::reading("the state of the netns"))?;
     let found = visit.routes.addresses().map_err(InspectError::from)?;
+    let has_loopback = found.iter().any(IpAddr::is_loopback);
     let addresses = validate_addresses(found, expected)?;
+    if !has_loopback {
+        visit.routes.set_loopback_up().map_err(InspectError::from)?;
+    }
     Ok((ValidatedNetns { netns, addresses }, visit))
 }
 

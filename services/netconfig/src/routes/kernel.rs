@@ -70,6 +70,11 @@ impl Routes {
         self.0.is_up(LOOPBACK)
     }
 
+    /// The kernel adds 127.0.0.1 and ::1 when `lo` first comes up.
+    pub(crate) fn set_loopback_up(&mut self) -> Result<(), KernelError> {
+        self.0.set_up(LOOPBACK)
+    }
+
     fn read_routes(&mut self, family: Family, routing: &mut Routing) -> Result<(), KernelError> {
         let act = format!("read the {family} routes");
         self.0.for_each_route(&act, family, |header, attributes| {
@@ -148,7 +153,7 @@ impl Routes {
         let act = format!("add the {family} {part}");
         let result = match part {
             Part::Address => {
-                self.0.set_up(LOOPBACK)?;
+                self.set_loopback_up()?;
                 let request = rt_addr::Request::new().set_create().set_excl();
                 self.0.execute(&act, &with_address(request))
             }
@@ -158,7 +163,7 @@ impl Routes {
                 drop(request.encode().push_oif(LOOPBACK));
                 match self.0.execute(&act, &request) {
                     Err(error) if error.is(nix::Error::ENETDOWN) => {
-                        self.0.set_up(LOOPBACK)?;
+                        self.set_loopback_up()?;
                         self.0.execute(&act, &request)
                     }
                     result => result,

@@ -25,7 +25,10 @@ use inpod_proto::{
 use inpod_types::Reason;
 use tonic::Code;
 
-use crate::harness::{Netconfig, ambient, fetch_on, is_closed, pod_netns, refusal, wire};
+use crate::{
+    harness::{Netconfig, ambient, fetch_on, is_closed, netns_ref, pod_netns, refusal, wire},
+    support::Fresh,
+};
 
 #[tokio::test]
 async fn a_claimed_netns_is_programmed_verified_and_cleaned() {
@@ -62,6 +65,21 @@ async fn a_claimed_netns_is_programmed_verified_and_cleaned() {
     }
     assert_eq!(fresh.nft("list ruleset"), "");
     assert!(!netconfig.differences("c1").await.is_empty());
+}
+
+/// ztunnel, which gets the pod before the rules are written, listens for DNS on 127.0.0.1.
+#[tokio::test]
+async fn a_loopback_that_is_down_is_set_up_by_the_claim_of_its_pod_alone() {
+    let mut netconfig = Netconfig::start().await;
+    let fresh = Fresh::down();
+    fresh.ip("link add eth0 type veth peer name peer");
+    fresh.ip("addr add 10.9.0.1/24 dev eth0");
+    let wanted = netns_ref(&fresh);
+    let refused = netconfig.claim_at("c1", wanted, &["10.9.0.2"]).await;
+    assert_eq!(refusal(&refused.unwrap_err()).1, Reason::AddressMismatch);
+    assert!(!fresh.ip("addr show lo").contains("127.0.0.1"));
+    netconfig.claim("c1", &fresh).await.unwrap();
+    assert!(fresh.ip("addr show lo").contains("inet 127.0.0.1/8"));
 }
 
 #[tokio::test]
