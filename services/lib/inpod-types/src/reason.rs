@@ -171,7 +171,7 @@ reasons! {
     /// A connected ztunnel has not received all pods of the node yet.
     ZtunnelSnapshotUnfinished = 65, UNAVAILABLE, "ZTUNNEL_SNAPSHOT_UNFINISHED", "Wait: ztunnel is receiving the node's pods.";
     /// ztunnel received the pod and answered with an error.
-    ZtunnelRefused = 66, UNAVAILABLE, "ZTUNNEL_REFUSED", "Read ztunnel's error in the message: most often a port (15001, 15006, 15008) is taken in the pod, by the process that explain names as a finding.";
+    ZtunnelRefused = 66, UNAVAILABLE, "ZTUNNEL_REFUSED", "Read ztunnel's error in the message: most often a port (15001, 15006, 15008, 15053) is taken in the pod, by the process that explain names as a finding.";
     /// ztunnel received the pod, but did not acknowledge the pod in time.
     ZtunnelSilent = 67, UNAVAILABLE, "ZTUNNEL_SILENT", "Check ztunnel's log: it did not acknowledge the pod in time.";
     /// The broker could not get a file descriptor of the network namespace.
