@@ -32,7 +32,7 @@ impl Entry {
     }
 }
 
-/// The desired set. A node has a few hundred pods, so a sandbox is found by a scan.
+/// The desired set.
 #[derive(Debug, Default)]
 pub struct Desired {
     /// The time until which snapshots wait for descriptors; `None` until the first set.
@@ -40,8 +40,35 @@ pub struct Desired {
     /// The sandboxes of each pod by ascending revision, never empty. ztunnel's key is the pod's UID, so ztunnel receives
     /// only the last sandbox.
     pods: BTreeMap<PodUid, Vec<Entry>>,
-    /// The revisions at which sandboxes were removed, so that no delayed call brings a removed sandbox back.
-    tombstones: BTreeMap<SandboxRef, Revision>,
+    /// The pod of each sandbox.
+    pod_of: BTreeMap<SandboxRef, PodUid>,
+    /// The sandboxes with a known netns and without a descriptor.
+    missing: BTreeSet<SandboxRef>,
+    tombstones: Tombstones,
+}
+
+/// The revisions at which sandboxes were removed, so that no delayed call brings a removed sandbox back.
+#[derive(Debug, Default)]
+struct Tombstones {
+    revisions: BTreeMap<SandboxRef, Revision>,
+    oldest_first: BTreeSet<(Revision, SandboxRef)>,
+}
+
+impl Tombstones {
+    fn get(&self, sandbox: &SandboxRef) -> Option<Revision> {
+        self.revisions.get(sandbox).copied()
+    }
+
+    fn insert(&mut self, sandbox: &SandboxRef, revision: Revision) {
+        if let Some(before) = self.revisions.insert(sandbox.clone(), revision) {
+            self.oldest_first.remove(&(before, sandbox.clone()));
+        }
+        self.oldest_first.insert((revision, sandbox.clone()));
+        if self.revisions.len() > MAX_TOMBSTONES {
+            let oldest = self.oldest_first.pop_first();
+            oldest.map(|(_, sandbox)| self.revisions.remove(&sandbox));
+        }
+    }
 }
 
 impl Desired {
@@ -53,7 +80,7 @@ impl Desired {
     /// Returns whether a snapshot may use Keep for pods without a descriptor: no descriptor is missing, or the time for
     /// fetching is over.
     pub fn may_keep(&self, now: Instant) -> bool {
-        self.fetch_deadline.is_some_and(|until| until <= now) || self.missing().next().is_none()
+        self.fetch_deadline.is_some_and(|until| until <= now) || self.missing.is_empty()
     }
 
     pub fn fetch_deadline(&self) -> Option<Instant> {
@@ -61,21 +88,32 @@ impl Desired {
     }
 
     /// Replaces the set, except for sandboxes with a newer revision. A known netns is retained: a sandbox never changes
-    /// its netns.
-    pub fn set(&mut self, revision: Revision, all: Vec<Workload>, now: Instant) {
+    /// its netns. Returns the pods that may have changed.
+    pub fn set(
+        &mut self,
+        revision: Revision,
+        all: Vec<Workload>,
+        now: Instant,
+    ) -> BTreeSet<PodUid> {
         self.fetch_deadline.get_or_insert(now + FETCH_GRACE_PERIOD);
         let named: BTreeSet<_> = all.iter().map(|workload| &workload.sandbox).collect();
         let known = self.entries().map(|entry| &entry.workload);
         let is_dropped = |it: &&Workload| !named.contains(&it.sandbox) && it.revision <= revision;
         let dropped: Vec<_> = known.filter(is_dropped).cloned().collect();
+        let mut changed = BTreeSet::new();
         for workload in dropped {
             self.drop_sandbox(&workload.sandbox, revision);
+            changed.insert(workload.uid);
         }
         for workload in all {
+            // A sandbox may have belonged to another pod.
+            changed.extend(self.pod_of.get(&workload.sandbox).cloned());
+            changed.insert(workload.uid.clone());
             if self.check_revision(&workload).is_ok() {
                 self.replace_named(workload, now);
             }
         }
+        changed
     }
 
     fn replace_named(&mut self, mut workload: Workload, now: Instant) {
@@ -136,25 +174,28 @@ impl Desired {
         Ok(())
     }
 
-    /// Stores a fetched descriptor if the workload still needs the descriptor.
-    pub fn store(&mut self, sandbox: &SandboxRef, descriptor: Descriptor) {
-        let mut entries = self.pods.values_mut().flatten();
-        let entry = entries.find(|entry| entry.workload.sandbox == *sandbox);
-        let needs = |entry: &&mut Entry| entry.missing_descriptor() == Some(descriptor.netns());
-        if let Some(entry) = entry.filter(needs) {
-            entry.descriptor = Some(descriptor);
+    /// Stores a fetched descriptor if the workload still needs the descriptor. Returns the pod of the workload.
+    pub fn store(&mut self, sandbox: &SandboxRef, descriptor: Descriptor) -> Option<PodUid> {
+        let uid = self.pod_of.get(sandbox)?;
+        let mut sandboxes = self.pods.get_mut(uid)?.iter_mut();
+        let entry = sandboxes.find(|it| it.workload.sandbox == *sandbox)?;
+        if entry.missing_descriptor() != Some(descriptor.netns()) {
+            return None;
         }
+        entry.descriptor = Some(descriptor);
+        self.missing.remove(sandbox);
+        Some(uid.clone())
     }
 
     /// Returns the workloads with a known netns and without a descriptor.
     pub fn missing(&self) -> impl Iterator<Item = (&SandboxRef, NetnsId)> {
-        self.entries()
-            .filter_map(|entry| Some((&entry.workload.sandbox, entry.missing_descriptor()?)))
+        let missing = self.missing.iter();
+        missing.filter_map(|it| Some((it, self.get(it)?.missing_descriptor()?)))
     }
 
     pub fn get(&self, sandbox: &SandboxRef) -> Option<&Entry> {
-        self.entries()
-            .find(|entry| entry.workload.sandbox == *sandbox)
+        let sandboxes = self.pods.get(self.pod_of.get(sandbox)?)?;
+        sandboxes.iter().find(|it| it.workload.sandbox == *sandbox)
     }
 
     /// Returns the workload that ztunnels have to serve for the pod.
@@ -164,14 +205,13 @@ impl Desired {
 
     /// Returns each pod with the workload that ztunnels have to serve.
     pub fn pods(&self) -> impl Iterator<Item = (&PodUid, &Entry)> {
-        self.pods
-            .iter()
-            .filter_map(|(uid, entries)| Some((uid, entries.last()?)))
+        let pods = self.pods.iter();
+        pods.filter_map(|(uid, entries)| Some((uid, visit(entries.last()?))))
     }
 
     /// Returns all sandboxes, including replaced sandboxes of a pod.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.pods.values().flatten()
+        self.pods.values().flatten().map(visit)
     }
 
     fn check_seeded(&self) -> Result<(), Failure> {
@@ -185,17 +225,23 @@ impl Desired {
 
     fn revision_of(&self, sandbox: &SandboxRef) -> Option<Revision> {
         let held = self.get(sandbox).map(|entry| entry.workload.revision);
-        held.max(self.tombstones.get(sandbox).copied())
+        held.max(self.tombstones.get(sandbox))
     }
 
     fn put(&mut self, entry: Entry) {
+        let (sandbox, uid) = (&entry.workload.sandbox, &entry.workload.uid);
+        if entry.missing_descriptor().is_some() {
+            self.missing.insert(sandbox.clone());
+        }
+        self.pod_of.insert(sandbox.clone(), uid.clone());
         let sandboxes = self.pods.entry(entry.workload.uid.clone()).or_default();
         sandboxes.push(entry);
         sandboxes.sort_by_key(|entry| entry.workload.revision);
     }
 
     fn take(&mut self, sandbox: &SandboxRef) -> Option<Entry> {
-        let uid = self.get(sandbox)?.workload.uid.clone();
+        let uid = self.pod_of.remove(sandbox)?;
+        self.missing.remove(sandbox);
         let sandboxes = self.pods.get_mut(&uid)?;
         let mut taken = sandboxes.extract_if(.., |entry| entry.workload.sandbox == *sandbox);
         let entry = taken.next();
@@ -208,14 +254,15 @@ impl Desired {
 
     fn drop_sandbox(&mut self, sandbox: &SandboxRef, revision: Revision) {
         self.take(sandbox);
-        self.tombstones.insert(sandbox.clone(), revision);
-        if self.tombstones.len() > MAX_TOMBSTONES {
-            // Revisions ascend, so the lowest is the oldest.
-            let oldest = self.tombstones.iter().min_by_key(|(_, at)| **at);
-            let oldest = oldest.map(|(sandbox, _)| sandbox.clone());
-            oldest.map(|sandbox| self.tombstones.remove(&sandbox));
-        }
+        self.tombstones.insert(sandbox, revision);
     }
+}
+
+/// Counts an entry of a pass over all entries, for the tests of the cost of a message.
+fn visit(entry: &Entry) -> &Entry {
+    #[cfg(test)]
+    crate::fixture::count_step();
+    entry
 }
 
 /// Checks that no newer revision is known. An equal revision is a repetition, not an older change.

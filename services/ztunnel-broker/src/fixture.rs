@@ -1,10 +1,24 @@
 //! Test builders with defaults for everything but the fact under test.
 
-use std::{fs::File, sync::LazyLock};
+use std::{cell::Cell, fs::File, sync::LazyLock};
 
 use inpod_types::{NetnsId, PodUid, Revision, SandboxRef, Workload, WorkloadInfo};
 
 use crate::descriptors::Descriptor;
+
+thread_local! {
+    static STEPS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Counts a decision about a pod, or an entry that a pass over all entries looks at.
+pub(crate) fn count_step() {
+    STEPS.set(STEPS.get() + 1);
+}
+
+/// Returns the number of steps since the last call.
+pub(crate) fn take_steps() -> u64 {
+    STEPS.take()
+}
 
 pub(crate) fn uid(text: &str) -> PodUid {
     text.parse().unwrap()

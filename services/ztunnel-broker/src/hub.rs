@@ -165,7 +165,8 @@ impl Hub {
         futures_util::stream::iter(missing)
             .map(async |(sandbox, netns)| {
                 let fetched = self.descriptors.fetch(&sandbox, netns).await;
-                let stored = fetched.map(|descriptor| self.state().store(&sandbox, descriptor));
+                let stored =
+                    fetched.map(|descriptor| self.state().store(&sandbox, descriptor, now()));
                 stored.map_err(|failure| (sandbox, failure))
             })
             .buffer_unordered(MAX_CONCURRENT_FETCHES)

@@ -19,6 +19,8 @@ pub mod next_message;
 pub mod outcome;
 pub mod peer;
 pub mod quarantine;
+pub mod queue;
+pub mod records;
 pub mod server;
 pub mod session;
 pub mod state;

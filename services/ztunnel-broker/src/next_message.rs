@@ -63,6 +63,8 @@ pub enum Action {
 /// Decides the next message about a pod. No pod is deleted before a new Add is possible: while the descriptor of the
 /// new netns is missing, ztunnel continues with the old netns.
 pub fn decide(state: Option<&PodState>, wanted: Option<&Entry>, now: Instant) -> Action {
+    #[cfg(test)]
+    crate::fixture::count_step();
     match (state, wanted) {
         (None, None) | (Some(PodState::Cleared(_)), None) => Action::Nothing,
         (None, Some(entry)) if entry.descriptor.is_some() => Action::Add,

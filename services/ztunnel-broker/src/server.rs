@@ -19,7 +19,10 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::{BroadcastStream, errors::BroadcastStreamRecvError};
 use tonic::{Request, Response, Status};
 
-use crate::{hub::Hub, session::SessionId};
+use crate::{
+    hub::{self, Hub},
+    session::SessionId,
+};
 
 #[derive(Debug)]
 pub struct Handler {
@@ -92,7 +95,7 @@ impl Handler {
         self.check_instance(&request.instance_id)?;
         let sandbox = required("sandbox", request.sandbox)?;
         let revision = parse_revision(request.revision)?;
-        let removed = self.hub.state().remove(&sandbox, revision);
+        let removed = self.hub.state().remove(&sandbox, revision, hub::now());
         removed.map_err(|it| within("cannot remove the workload", it))?;
         let instance_id = self.instance_id.clone();
         Ok(RemoveWorkloadResponse { instance_id })

@@ -1,17 +1,17 @@
 //! A ztunnel's session without the socket: acknowledged state, next message, and the meaning of responses.
 //!
-//! The session is level-triggered: the next message follows from the current acknowledged and desired state of all
-//! pods. A change that was reverted in time costs nothing.
+//! The session is level-triggered: a pod's next message follows from the acknowledged and the desired state of the pod.
+//! A change that was reverted in time costs nothing. Only a change of a pod moves the pod in the queue, so a message
+//! costs the same beside any number of pods.
 
 use std::{
-    collections::BTreeMap,
+    collections::BTreeSet,
     fmt,
     time::{Duration, Instant},
 };
 
 use inpod_proto::ztunnelbroker::v1::{SessionPhase, WorkloadPhase};
 use inpod_types::PodUid;
-use itertools::Itertools as _;
 
 use crate::{
     desired::{Desired, Entry},
@@ -20,6 +20,8 @@ use crate::{
     next_message::{self, Action, PodState, Refusal, Target},
     peer::Peer,
     quarantine::{LostDuring, Quarantine},
+    queue::{Lane, Queue},
+    records::{Record, Records},
     waits::Waits,
 };
 
@@ -64,13 +66,6 @@ enum Phase {
     Live,
 }
 
-/// The state of a pod according to a ztunnel's acknowledgements.
-#[derive(Clone, Debug)]
-pub struct Record {
-    pub state: PodState,
-    pub answered: Instant,
-}
-
 #[derive(Debug)]
 struct InFlight {
     subject: Subject,
@@ -85,13 +80,22 @@ enum Subject {
     SnapshotSent,
 }
 
+impl Subject {
+    fn uid(&self) -> Option<&PodUid> {
+        match self {
+            Self::Add(uid, _) | Self::Keep(uid) | Self::Del(uid) => Some(uid),
+            Self::SnapshotSent => None,
+        }
+    }
+}
+
 /// The state shared by all sessions.
 #[derive(Debug, Default)]
 pub struct Inputs {
     pub desired: Desired,
     /// The suspected pods: sent last, or not at all for now.
     pub quarantine: Quarantine,
-    /// The pods for which callers wait: sent first.
+    /// The pods for which callers wait.
     pub waits: Waits,
 }
 
@@ -108,29 +112,12 @@ pub struct Session {
     pub counts: Counts,
     phase: Phase,
     ack_timeout: Duration,
-    records: BTreeMap<PodUid, Record>,
+    records: Records,
+    queue: Queue,
+    /// The pods of the snapshot without a message: desired at the hello, or in a set since. Suspected pods may be left
+    /// out.
+    unnamed: BTreeSet<PodUid>,
     in_flight: Option<InFlight>,
-}
-
-/// A possible message. The lowest rank is sent first, and of a rank the oldest revision.
-#[derive(Debug)]
-struct Candidate<'a> {
-    rank: Rank,
-    uid: &'a PodUid,
-    /// The desired workload; `None` for a Del.
-    wanted: Option<&'a Entry>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Rank {
-    /// An Add for which a caller waits.
-    Awaited,
-    Del,
-    Add,
-    /// An Add of a suspected pod, which delays no other pod.
-    Suspected,
-    /// A Keep. A descriptor that arrives during the snapshot still allows an Add.
-    Keep,
 }
 
 impl Session {
@@ -141,16 +128,91 @@ impl Session {
             since: now,
             phase: Phase::Connected,
             ack_timeout,
-            records: BTreeMap::new(),
+            records: Records::default(),
+            queue: Queue::default(),
+            unnamed: BTreeSet::new(),
             counts: Counts::default(),
             in_flight: None,
         }
     }
 
-    /// Starts the snapshot.
-    pub fn on_hello(&mut self) {
+    /// Starts the snapshot of the desired pods.
+    pub fn on_hello(&mut self, inputs: &Inputs, now: Instant) {
         if matches!(self.phase, Phase::Connected) {
             self.phase = Phase::Snapshot(Snapshot::open());
+            let pods = inputs.desired.pods().map(|(uid, _)| uid.clone());
+            self.on_set(&pods.collect(), inputs, now);
+        }
+    }
+
+    /// Handles a set, with all pods whose workloads may have changed. A snapshot in progress names the pods, too.
+    pub fn on_set(&mut self, pods: &BTreeSet<PodUid>, inputs: &Inputs, now: Instant) {
+        if matches!(self.phase, Phase::Snapshot(_)) {
+            self.unnamed.extend(pods.iter().cloned());
+        }
+        let revision = |uid: &PodUid| Some(inputs.desired.current(uid)?.workload.revision);
+        let mut pods: Vec<_> = pods.iter().collect();
+        pods.sort_by_key(|uid| (!inputs.waits.contains(uid), revision(uid)));
+        for uid in pods {
+            self.on_change(uid, inputs, now);
+        }
+    }
+
+    /// Handles an add by a caller: even a refused pod is sent again at once.
+    pub fn on_add(&mut self, uid: &PodUid, inputs: &Inputs, now: Instant) {
+        if let Some(PodState::Refused(refusal)) = self.records.state(uid) {
+            let refusal = Refusal {
+                retry_at: now,
+                ..refusal.clone()
+            };
+            self.records.set(uid, Some(PodState::Refused(refusal)), now);
+        }
+        self.on_change(uid, inputs, now);
+    }
+
+    /// Decides a pod's place in the queue anew. While a message about the pod is in flight, the answer decides.
+    pub fn on_change(&mut self, uid: &PodUid, inputs: &Inputs, now: Instant) {
+        let subject = self.in_flight.as_ref().and_then(|it| it.subject.uid());
+        if !self.is_greeted() || subject == Some(uid) {
+            return;
+        }
+        let wanted = inputs.desired.current(uid);
+        if wanted.is_none() || self.records.get(uid).is_some() {
+            self.unnamed.remove(uid);
+        }
+        let lane = self.lane(uid, wanted, inputs, now);
+        self.queue.place(uid, lane);
+        let is_forgotten = wanted.is_none() && lane.is_none();
+        if is_forgotten && matches!(self.records.state(uid), Some(PodState::Refused(_))) {
+            self.records.set(uid, None, now);
+        }
+    }
+
+    /// Decides the lane of a pod's next message; `None` if no message about the pod is due.
+    fn lane(
+        &self,
+        uid: &PodUid,
+        wanted: Option<&Entry>,
+        inputs: &Inputs,
+        now: Instant,
+    ) -> Option<Lane> {
+        let is_unnamed = self.unnamed.contains(uid);
+        let deferral = inputs.quarantine.deferral(uid, &self.peer.ztunnel);
+        match next_message::decide(self.records.state(uid), wanted, now) {
+            Action::Nothing => None,
+            Action::Del => Some(Lane::Del),
+            Action::Keep => {
+                let may_keep = is_unnamed && deferral.is_none_or(|it| it.may_keep);
+                may_keep.then_some(Lane::Keep)
+            }
+            Action::Add => Some(match deferral {
+                // The snapshot names the pod, so that a ztunnel already serving it continues.
+                Some(deferral) if is_unnamed && deferral.may_keep => Lane::Keep,
+                Some(_) => Lane::Suspected,
+                None if is_unnamed => Lane::Name,
+                None if inputs.waits.contains(uid) => Lane::Awaited,
+                None => Lane::Add,
+            }),
         }
     }
 
@@ -169,15 +231,14 @@ impl Session {
 
     /// Returns the number of pods that the ztunnel serves, according to its acknowledgements.
     pub fn serves(&self) -> usize {
-        let states = self.records.values().map(|record| &record.state);
-        let is_served = |it: &&PodState| matches!(it, PodState::Added(_) | PodState::Kept);
-        states.filter(is_served).count()
+        self.records.served()
     }
 
     /// Returns the number of pods about which a message is to be sent.
     pub fn queued(&self, inputs: &Inputs, now: Instant) -> usize {
-        let is_greeted = self.is_greeted();
-        self.candidates(inputs, now).filter(|_| is_greeted).count()
+        let suspected = self.queue.of(Lane::Suspected);
+        let waiting = suspected.filter(|uid| !self.is_due(uid, inputs, now));
+        self.queue.pods() - waiting.count()
     }
 
     pub fn record_of(&self, uid: &PodUid) -> Option<&Record> {
@@ -195,22 +256,21 @@ impl Session {
         if self.suspect() == Some((uid, LostDuring::Add)) {
             return WorkloadPhase::Sent;
         }
-        let state = self.records.get(uid).map(|record| &record.state);
-        let phase = next_message::phase(state, wanted, now);
+        let phase = next_message::phase(self.records.state(uid), wanted, now);
+        // A Del stops the pod before the answer arrives.
+        let is_deleting = |it: &InFlight| matches!(&it.subject, Subject::Del(of) if of == uid);
+        let is_deleting = self.in_flight.as_ref().is_some_and(is_deleting);
+        let is_acknowledged = matches!(phase, WorkloadPhase::Added | WorkloadPhase::Kept);
+        let phase = if is_acknowledged && is_deleting {
+            WorkloadPhase::Queued
+        } else {
+            phase
+        };
         let is_served = matches!(phase, WorkloadPhase::Added | WorkloadPhase::Kept);
         let quarantine = quarantine.quarantined_until(uid, &self.peer.ztunnel, now);
         quarantine
             .filter(|_| !is_served)
             .map_or(phase, |_| WorkloadPhase::Quarantined)
-    }
-
-    /// Lets a refused pod be sent at once, because a caller adds the pod again.
-    pub fn retry_now(&mut self, uid: &PodUid, now: Instant) {
-        if let Some(record) = self.records.get_mut(uid)
-            && let PodState::Refused(refusal) = &mut record.state
-        {
-            refusal.retry_at = now;
-        }
     }
 
     /// Returns the next message. Returns no message while another is in flight, before the hello, or before the desired
@@ -219,13 +279,10 @@ impl Session {
         if self.in_flight.is_some() || !self.is_greeted() || !inputs.desired.is_seeded() {
             return None;
         }
-        self.forget_removed(&inputs.desired);
-        let revision = |it: &Candidate<'_>| it.wanted.map(|entry| entry.workload.revision);
-        let candidates = self.candidates(inputs, now);
-        let first = candidates.min_by_key(|it| (it.rank, revision(it)));
-        let (subject, message) = match first {
-            Some(candidate) => self.message(&candidate)?,
-            None => self.end_snapshot(&inputs.desired, now)?,
+        self.take_due_retries(inputs, now);
+        let (subject, message) = match self.end_snapshot() {
+            Some(end) => end,
+            None => self.take(inputs, now)?,
         };
         self.in_flight = Some(InFlight {
             subject,
@@ -234,80 +291,81 @@ impl Session {
         Some(message)
     }
 
-    /// Drops the records of refused pods that are neither desired nor retried by ztunnel.
-    fn forget_removed(&mut self, desired: &Desired) {
-        self.records.retain(|uid, record| match &record.state {
-            PodState::Refused(refusal) => refusal.pending || desired.current(uid).is_some(),
-            PodState::Added(_) | PodState::Kept | PodState::Cleared(_) => true,
-        });
+    fn take_due_retries(&mut self, inputs: &Inputs, now: Instant) {
+        while let Some(uid) = self.records.take_due(now) {
+            self.on_change(&uid, inputs, now);
+        }
     }
 
-    /// Compares the desired with the acknowledged state of every pod, in 13 µs for 250 pods: both are ordered by UID.
-    fn candidates<'a>(
-        &'a self,
-        inputs: &'a Inputs,
-        now: Instant,
-    ) -> impl Iterator<Item = Candidate<'a>> {
-        let may_keep = inputs.desired.may_keep(now);
-        let desired = inputs.desired.pods();
-        let pods = desired.merge_join_by(&self.records, |(uid, _), (known, _)| uid.cmp(known));
-        pods.filter_map(move |pod| {
-            let (desired, known) = pod.left_and_right();
-            let uid = desired.map(|it| it.0).or_else(|| known.map(|it| it.0))?;
-            let (wanted, state) = (desired.map(|it| it.1), known.map(|it| &it.1.state));
-            let rank = self.rank(uid, wanted, state, inputs, now)?;
-            (rank != Rank::Keep || may_keep).then_some(Candidate { rank, uid, wanted })
-        })
+    /// Takes the next pod from the queue.
+    fn take(&mut self, inputs: &Inputs, now: Instant) -> Option<(Subject, Message)> {
+        let may_keep = self.queue.is_lane_empty(Lane::Name) && inputs.desired.may_keep(now);
+        let next = self.queue.next(may_keep);
+        let (lane, uid) = next.or_else(|| {
+            let mut suspected = self.queue.of(Lane::Suspected);
+            let due = suspected.find(|uid| self.is_due(uid, inputs, now))?;
+            Some((Lane::Suspected, due))
+        })?;
+        let uid = uid.clone();
+        let taken = self.message(lane, &uid, inputs.desired.current(&uid))?;
+        self.queue.place(&uid, None);
+        self.queue.served(lane);
+        self.unnamed.remove(&uid);
+        Some(taken)
     }
 
-    /// Returns the rank of a pod's next message; `None` if no message is to be sent now.
-    fn rank(
+    /// Checks the lane of every pod. A caller that stops waiting changes no lane.
+    #[cfg(test)]
+    pub(crate) fn check_queue(&mut self, inputs: &Inputs, now: Instant) {
+        self.take_due_retries(inputs, now);
+        let subject = self.in_flight.as_ref().and_then(|it| it.subject.uid());
+        let pods = inputs.desired.pods().map(|(uid, _)| uid);
+        let pods = pods.chain(self.records.uids());
+        for uid in pods.filter(|uid| self.is_greeted() && subject != Some(uid)) {
+            let expected = self.lane(uid, inputs.desired.current(uid), inputs, now);
+            let lane = self.queue.lane_of(uid);
+            let is_left = (lane, expected) == (Some(Lane::Awaited), Some(Lane::Add));
+            assert!(
+                lane == expected || is_left,
+                "{uid}: {lane:?}, not {expected:?}"
+            );
+        }
+    }
+
+    /// Returns whether a suspected pod may be sent: after the snapshot, and once its quarantine is over.
+    fn is_due(&self, uid: &PodUid, inputs: &Inputs, now: Instant) -> bool {
+        let deferral = inputs.quarantine.deferral(uid, &self.peer.ztunnel);
+        matches!(self.phase, Phase::Live) && deferral.is_none_or(|it| it.due <= now)
+    }
+
+    fn message(
         &self,
+        lane: Lane,
         uid: &PodUid,
         wanted: Option<&Entry>,
-        state: Option<&PodState>,
-        inputs: &Inputs,
-        now: Instant,
-    ) -> Option<Rank> {
-        let action = next_message::decide(state, wanted, now);
-        let deferral = inputs.quarantine.deferral(uid, &self.peer.ztunnel);
-        let may_keep = !matches!(self.phase, Phase::Live) && deferral.is_none_or(|it| it.may_keep);
-        match (action, deferral) {
-            (Action::Nothing, _) => None,
-            (Action::Del, _) => Some(Rank::Del),
-            (Action::Keep, _) => may_keep.then_some(Rank::Keep),
-            (Action::Add, None) if inputs.waits.contains(uid) => Some(Rank::Awaited),
-            (Action::Add, None) => Some(Rank::Add),
-            (Action::Add, Some(it)) if matches!(self.phase, Phase::Live) => {
-                (it.due <= now).then_some(Rank::Suspected)
+    ) -> Option<(Subject, Message)> {
+        match (lane, &self.phase) {
+            (Lane::Del, _) => Some((Subject::Del(uid.clone()), Message::del(uid))),
+            (Lane::Keep, Phase::Snapshot(snapshot)) => {
+                Some((Subject::Keep(uid.clone()), snapshot.keep(uid)))
             }
-            // The snapshot names the pod, so that a ztunnel already serving the pod continues.
-            (Action::Add, Some(_)) => (state.is_none() && may_keep).then_some(Rank::Keep),
-        }
-    }
-
-    fn message(&self, candidate: &Candidate<'_>) -> Option<(Subject, Message)> {
-        let uid = candidate.uid.clone();
-        match (candidate.rank, &self.phase) {
-            (Rank::Del, _) => Some((Subject::Del(uid), Message::del(candidate.uid))),
-            (Rank::Keep, Phase::Snapshot(snapshot)) => {
-                Some((Subject::Keep(uid), snapshot.keep(candidate.uid)))
-            }
-            (Rank::Keep, Phase::Connected | Phase::Ending | Phase::Live) => None,
-            (Rank::Awaited | Rank::Add | Rank::Suspected, _) => {
-                let descriptor = candidate.wanted?.descriptor.clone()?;
-                let target = Target::of(candidate.wanted?)?;
-                let message = Message::add(candidate.uid, &target.info, descriptor);
-                Some((Subject::Add(uid, target), message))
+            (Lane::Keep, Phase::Connected | Phase::Ending | Phase::Live) => None,
+            (Lane::Awaited | Lane::Name | Lane::Add | Lane::Suspected, _) => {
+                let descriptor = wanted?.descriptor.clone()?;
+                let target = Target::of(wanted?)?;
+                let message = Message::add(uid, &target.info, descriptor);
+                Some((Subject::Add(uid.clone(), target), message))
             }
         }
     }
 
-    /// Ends the snapshot, once nothing is left to send and to fetch.
-    fn end_snapshot(&mut self, desired: &Desired, now: Instant) -> Option<(Subject, Message)> {
-        if !matches!(self.phase, Phase::Snapshot(_)) || !desired.may_keep(now) {
+    /// Ends the snapshot once the pods in `unnamed` are named.
+    fn end_snapshot(&mut self) -> Option<(Subject, Message)> {
+        let is_named = self.queue.is_lane_empty(Lane::Name) && self.queue.is_lane_empty(Lane::Keep);
+        if !is_named || !matches!(self.phase, Phase::Snapshot(_)) {
             return None;
         }
+        self.unnamed.clear();
         match std::mem::replace(&mut self.phase, Phase::Ending) {
             Phase::Snapshot(snapshot) => Some((Subject::SnapshotSent, snapshot.end())),
             Phase::Connected | Phase::Ending | Phase::Live => None,
@@ -324,6 +382,7 @@ impl Session {
     pub fn on_ack(
         &mut self,
         answer: Result<(), Nack>,
+        inputs: &Inputs,
         now: Instant,
     ) -> Result<Option<PodUid>, SessionEnd> {
         let in_flight = self.in_flight.take().ok_or(SessionEnd::Unsolicited)?;
@@ -347,22 +406,17 @@ impl Session {
                 (uid, state)
             }
             Subject::SnapshotSent => {
-                self.go_live();
+                self.go_live(inputs, now);
                 return Ok(None);
             }
         };
-        match state {
-            Some(state) => {
-                let answered = now;
-                self.records.insert(uid.clone(), Record { state, answered });
-            }
-            None => drop(self.records.remove(&uid)),
-        }
+        self.records.set(&uid, state, now);
+        self.on_change(&uid, inputs, now);
         Ok(Some(uid))
     }
 
     fn refused(&self, uid: &PodUid, target: Target, nack: Nack, now: Instant) -> PodState {
-        let before = match self.records.get(uid).map(|record| &record.state) {
+        let before = match self.records.state(uid) {
             Some(PodState::Refused(before)) if before.target == target => before.times,
             Some(_) | None => 0,
         };
@@ -378,7 +432,7 @@ impl Session {
     /// Returns the state of a pod after its Del.
     fn deleted(&self, uid: &PodUid) -> Option<PodState> {
         let during_snapshot = !matches!(self.phase, Phase::Live);
-        match &self.records.get(uid)?.state {
+        match self.records.state(uid)? {
             PodState::Refused(refusal) => Some(PodState::Refused(Refusal {
                 pending: false,
                 ..refusal.clone()
@@ -392,10 +446,11 @@ impl Session {
 
     /// ztunnel has now stopped the pods that the snapshot did not name, so pods deleted in the snapshot can be added
     /// again.
-    fn go_live(&mut self) {
+    fn go_live(&mut self, inputs: &Inputs, now: Instant) {
         self.phase = Phase::Live;
-        self.records
-            .retain(|_, record| !matches!(record.state, PodState::Cleared(_)));
+        for uid in self.records.take_cleared() {
+            self.on_change(&uid, inputs, now);
+        }
     }
 
     /// Returns when [`Self::check_deadline`] or, after a call at `now`, [`Self::next`] has to be called even if nothing
@@ -404,19 +459,13 @@ impl Session {
         if let Some(deadline) = self.deadline() {
             return Some(deadline);
         }
-        let retries = self
-            .records
-            .values()
-            .filter_map(|record| match &record.state {
-                PodState::Refused(refusal) => Some(refusal.retry_at),
-                PodState::Added(_) | PodState::Kept | PodState::Cleared(_) => None,
-            });
         let later = if matches!(self.phase, Phase::Live) {
             inputs.quarantine.next_due(now)
         } else {
             inputs.desired.fetch_deadline()
         };
-        retries.chain(later).filter(|at| *at > now).min()
+        let retry = self.records.next_retry();
+        retry.into_iter().chain(later).filter(|at| *at > now).min()
     }
 
     /// Returns when the hello or the response must have arrived.

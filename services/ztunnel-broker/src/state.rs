@@ -17,7 +17,8 @@ use crate::{
     nack::Nack,
     next_message::PodState,
     peer::Peer,
-    session::{Inputs, Record, Session, SessionEnd, SessionId},
+    records::Record,
+    session::{Inputs, Session, SessionEnd, SessionId},
     view,
 };
 
@@ -83,6 +84,14 @@ impl State {
         &self.sessions
     }
 
+    /// Checks the queue of every session.
+    #[cfg(test)]
+    fn check_queues(&mut self, now: Instant) {
+        for session in self.sessions.values_mut() {
+            session.check_queue(&self.inputs, now);
+        }
+    }
+
     pub fn lost(&self) -> Option<&Lost> {
         self.lost.as_ref()
     }
@@ -119,7 +128,10 @@ impl State {
     }
 
     pub fn set(&mut self, revision: Revision, all: Vec<Workload>, now: Instant) {
-        self.inputs.desired.set(revision, all, now);
+        let changed = self.inputs.desired.set(revision, all, now);
+        for session in self.sessions.values_mut() {
+            session.on_set(&changed, &self.inputs, now);
+        }
         self.conditions.set(SEEDED, Ok(()));
         self.changed.send_replace(());
         self.inputs.waits.wake_all();
@@ -140,14 +152,26 @@ impl State {
         let uid = workload.uid.clone();
         let before = self.pod_of(&workload.sandbox);
         self.inputs.desired.add(workload, descriptor, now)?;
-        let sessions = self.sessions.values_mut();
-        sessions.for_each(|session| session.retry_now(&uid, now));
         for changed in before.iter().chain([&uid]) {
             self.inputs.waits.wake(changed);
         }
         let waits = self.inputs.waits.subscribe(&uid);
+        for session in self.sessions.values_mut() {
+            session.on_add(&uid, &self.inputs, now);
+        }
+        if let Some(uid) = before {
+            self.update_sessions(&uid, now);
+        }
         self.changed.send_replace(());
         Ok(waits)
+    }
+
+    /// Makes every session decide about a changed pod.
+    fn update_sessions(&mut self, uid: &PodUid, now: Instant) {
+        for session in self.sessions.values_mut() {
+            session.on_change(uid, &self.inputs, now);
+        }
+        self.changed.send_replace(());
     }
 
     /// Removes a workload from the set.
@@ -155,11 +179,18 @@ impl State {
     /// # Errors
     ///
     /// If the set is not known yet, or a newer revision is.
-    pub fn remove(&mut self, sandbox: &SandboxRef, revision: Revision) -> Result<(), Failure> {
+    pub fn remove(
+        &mut self,
+        sandbox: &SandboxRef,
+        revision: Revision,
+        now: Instant,
+    ) -> Result<(), Failure> {
         let uid = self.pod_of(sandbox);
         self.inputs.desired.remove(sandbox, revision)?;
-        uid.iter().for_each(|uid| self.inputs.waits.wake(uid));
-        self.changed.send_replace(());
+        if let Some(uid) = uid {
+            self.inputs.waits.wake(&uid);
+            self.update_sessions(&uid, now);
+        }
         Ok(())
     }
 
@@ -168,9 +199,10 @@ impl State {
         Some(entry.workload.uid.clone())
     }
 
-    pub fn store(&mut self, sandbox: &SandboxRef, descriptor: Descriptor) {
-        self.inputs.desired.store(sandbox, descriptor);
-        self.changed.send_replace(());
+    pub fn store(&mut self, sandbox: &SandboxRef, descriptor: Descriptor, now: Instant) {
+        if let Some(uid) = self.inputs.desired.store(sandbox, descriptor) {
+            self.update_sessions(&uid, now);
+        }
     }
 
     pub fn connect(&mut self, peer: Peer, now: Instant) -> SessionId {
@@ -185,7 +217,7 @@ impl State {
     /// Starts the snapshot of a ztunnel.
     pub fn hello(&mut self, id: SessionId, now: Instant) {
         if let Some(session) = self.sessions.get_mut(&id) {
-            session.on_hello();
+            session.on_hello(&self.inputs, now);
         }
         self.report(id, now);
         self.inputs.waits.wake_all();
@@ -215,7 +247,7 @@ impl State {
             return Ok(());
         };
         let is_refusal = answer.is_err();
-        let Some(uid) = session.on_ack(answer, now)? else {
+        let Some(uid) = session.on_ack(answer, &self.inputs, now)? else {
             self.report(id, now);
             self.inputs.waits.wake_all();
             return Ok(());
@@ -223,7 +255,7 @@ impl State {
         let is_cleared = session.record_of(&uid).is_some_and(was_added);
         if is_cleared && self.inputs.quarantine.clear(&uid) {
             // Other sessions may wait for the end of the suspicion.
-            self.changed.send_replace(());
+            self.update_sessions(&uid, now);
         }
         self.inputs.waits.wake(&uid);
         if is_refusal {
@@ -262,6 +294,7 @@ impl State {
             self.inputs
                 .quarantine
                 .record_loss(uid, &session.peer.ztunnel, during, why, now);
+            self.update_sessions(uid, now);
         }
         self.publish(id, &session, SessionPhase::Closed, now);
         self.inputs.waits.wake_all();

@@ -117,7 +117,7 @@ fn the_oldest_removals_are_forgotten_first() {
     for n in 1..=removals {
         remove(&mut desired, &format!("c{n}"), 2 * n).unwrap();
     }
-    assert_eq!(desired.tombstones.len(), MAX_TOMBSTONES);
+    assert_eq!(desired.tombstones.revisions.len(), MAX_TOMBSTONES);
     assert_eq!(add(&mut desired, workload("c1", "p", 1, 1)), Ok(()));
     let late = add(&mut desired, workload("c2", "q", 1, 1));
     assert_eq!(late, Err(Reason::RevisionStale));

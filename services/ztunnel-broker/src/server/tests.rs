@@ -120,7 +120,8 @@ async fn a_watcher_gets_the_state_then_its_end_then_changes() {
         let mut state = handler.hub.state();
         state.next(first, now()).0.unwrap();
         state.ack(first, Ok(()), now()).unwrap();
-        state.remove(&fixture::sandbox("c"), Revision(2)).unwrap();
+        let removed = state.remove(&fixture::sandbox("c"), Revision(2), now());
+        removed.unwrap();
         state.next(first, now()).0.unwrap();
         state.ack(first, Ok(()), now()).unwrap();
         state.disconnect(first, "it closed the connection", now());
@@ -145,6 +146,7 @@ async fn a_watcher_gets_the_state_then_its_end_then_changes() {
         "run-1",
         "session 1 SESSION_PHASE_SNAPSHOT",
         "complete, seeded: true",
+        "session 1 SESSION_PHASE_LIVE",
         "session 1 SESSION_PHASE_CLOSED",
     ];
     assert_eq!(all, expected);

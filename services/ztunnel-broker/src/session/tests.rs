@@ -38,9 +38,9 @@ impl Script {
             callers: Vec::new(),
             now,
         };
-        script.inputs.desired.set(Revision(1), all, now);
+        script.set(1, all);
         script.fetch();
-        script.session.on_hello();
+        script.session.on_hello(&script.inputs, now);
         script
     }
 
@@ -53,6 +53,11 @@ impl Script {
         script
     }
 
+    fn set(&mut self, revision: u64, all: Vec<Workload>) {
+        let changed = self.inputs.desired.set(Revision(revision), all, self.now);
+        self.session.on_set(&changed, &self.inputs, self.now);
+    }
+
     fn fetch(&mut self) {
         let missing: Vec<_> = self
             .inputs
@@ -61,25 +66,27 @@ impl Script {
             .map(|(it, id)| (it.clone(), id))
             .collect();
         for (sandbox, id) in missing {
-            self.inputs.desired.store(&sandbox, descriptor(id.inode));
+            let stored = self.inputs.desired.store(&sandbox, descriptor(id.inode));
+            let uid = stored.unwrap();
+            self.session.on_change(&uid, &self.inputs, self.now);
         }
     }
 
     fn put(&mut self, it: Workload) {
-        let inode = it.netns.unwrap().inode;
+        let (uid, inode) = (it.uid.clone(), it.netns.unwrap().inode);
         self.callers.push(self.inputs.waits.subscribe(&it.uid));
         self.inputs
             .desired
             .add(it, descriptor(inode), self.now)
             .unwrap();
+        self.session.on_add(&uid, &self.inputs, self.now);
     }
 
     fn remove(&mut self, container: &str, revision: u64) {
-        let removed = self
-            .inputs
-            .desired
-            .remove(&sandbox(container), Revision(revision));
-        removed.unwrap();
+        let (desired, sandbox) = (&mut self.inputs.desired, sandbox(container));
+        let uid = desired.get(&sandbox).unwrap().workload.uid.clone();
+        desired.remove(&sandbox, Revision(revision)).unwrap();
+        self.session.on_change(&uid, &self.inputs, self.now);
     }
 
     /// Returns the next message as text; without a message, the text is empty.
@@ -108,11 +115,12 @@ impl Script {
     }
 
     fn ack(&mut self) {
-        self.session.on_ack(Ok(()), self.now).unwrap();
+        self.session.on_ack(Ok(()), &self.inputs, self.now).unwrap();
     }
 
     fn nack(&mut self, error: &str) {
-        self.session.on_ack(Nack::parse(error), self.now).unwrap();
+        let nack = Nack::parse(error);
+        self.session.on_ack(nack, &self.inputs, self.now).unwrap();
     }
 
     /// Expects and acknowledges the given messages, and no further message.
@@ -128,10 +136,9 @@ impl Script {
 #[test]
 fn adds_come_before_keeps_and_keeps_only_when_the_fetching_had_its_chance() {
     let mut script = Script::greeted(vec![workload("c1", "p1", 0, 1), workload("c2", "p2", 2, 1)]);
-    script.inputs.desired.set(
-        Revision(2),
+    script.set(
+        2,
         vec![workload("c2", "p2", 2, 1), workload("c3", "p3", 3, 2)],
-        script.now,
     );
     assert_eq!(script.next(), "add p2 as p2 in 2");
     script.ack();
@@ -146,10 +153,7 @@ fn adds_come_before_keeps_and_keeps_only_when_the_fetching_had_its_chance() {
 #[test]
 fn a_descriptor_that_comes_during_the_snapshot_makes_an_add_of_a_keep() {
     let mut script = Script::greeted(vec![]);
-    script
-        .inputs
-        .desired
-        .set(Revision(2), vec![workload("c", "p", 1, 2)], script.now);
+    script.set(2, vec![workload("c", "p", 1, 2)]);
     assert_eq!(script.next(), "");
     script.fetch();
     script.expect(&["add p as p in 1", "snapshot sent"]);
@@ -166,7 +170,7 @@ fn a_change_that_was_taken_back_in_time_costs_nothing() {
 /// Before the end of the snapshot, ztunnel neither stops a deleted pod nor accepts changed info.
 #[test]
 fn other_info_during_the_snapshot_waits_for_its_end() {
-    let mut script = Script::greeted(vec![workload("c", "p", 1, 1)]);
+    let mut script = Script::greeted(vec![workload("c", "p", 1, 1), workload("c2", "q", 2, 1)]);
     assert_eq!(script.next(), "add p as p in 1");
     let info = info("renamed");
     script.put(Workload {
@@ -174,7 +178,51 @@ fn other_info_during_the_snapshot_waits_for_its_end() {
         ..workload("c", "p", 1, 2)
     });
     script.ack();
-    script.expect(&["del p", "snapshot sent", "add p as renamed in 1"]);
+    script.expect(&[
+        "del p",
+        "add q as q in 2",
+        "snapshot sent",
+        "add p as renamed in 1",
+    ]);
+}
+
+/// ztunnel stops a pod before it answers the Del, so the acknowledgement of the Add is void.
+#[test]
+fn a_pod_whose_del_is_in_flight_is_queued() {
+    let mut script = Script::live(vec![workload("c", "p", 1, 1)]);
+    script.remove("c", 2);
+    assert_eq!(script.next(), "del p");
+    script.put(workload("c", "p", 1, 3));
+    let phase = |script: &Script| {
+        let wanted = script.inputs.desired.current(&uid("p")).unwrap();
+        let quarantine = &script.inputs.quarantine;
+        script
+            .session
+            .workload_phase(wanted, quarantine, script.now)
+    };
+    assert_eq!(phase(&script), WorkloadPhase::Queued);
+    script.ack();
+    script.expect(&["add p as p in 1"]);
+    assert_eq!(phase(&script), WorkloadPhase::Added);
+}
+
+#[test]
+fn a_snapshot_ends_while_callers_add_without_a_pause() {
+    let mut script = Script::greeted(vec![workload("c1", "p1", 1, 1), workload("c2", "p2", 2, 1)]);
+    let mut order = Vec::new();
+    for n in 3..7 {
+        script.put(workload(&format!("c{n}"), &format!("p{n}"), n, n));
+        order.push(script.next());
+        script.ack();
+    }
+    let expected = [
+        "add p3 as p3 in 3",
+        "add p1 as p1 in 1",
+        "add p4 as p4 in 4",
+        "add p2 as p2 in 2",
+    ];
+    assert_eq!(order, expected);
+    assert_eq!(script.next(), "snapshot sent");
 }
 
 #[test]
@@ -202,7 +250,7 @@ fn who_is_asked_for_anew_is_tried_at_once() {
     script.next();
     script.nack("failure to start proxy : in use");
     script.expect(&["del p"]);
-    script.session.retry_now(&uid("p"), script.now);
+    script.put(workload("c", "p", 1, 3));
     script.expect(&["add p as p in 1"]);
 }
 
@@ -211,9 +259,8 @@ fn a_refusal_of_anything_but_an_add_ends_the_session() {
     let mut script = Script::live(vec![workload("c", "p", 1, 1)]);
     script.remove("c", 2);
     assert_eq!(script.next(), "del p");
-    let end = script
-        .session
-        .on_ack(Nack::parse("failure to read message"), script.now);
+    let nack = Nack::parse("failure to read message");
+    let end = script.session.on_ack(nack, &script.inputs, script.now);
     assert!(
         matches!(
             end,
@@ -253,6 +300,6 @@ fn a_session_counts_what_it_was_answered_and_what_it_is_still_owed() {
     assert_eq!(script.session.counts, counts);
     assert_eq!(count(&script), (0, 1));
     script.remove("c2", 2);
-    script.expect(&["del p2", "snapshot sent"]);
+    script.expect(&["snapshot sent", "del p2"]);
     assert_eq!(count(&script), (0, 0));
 }

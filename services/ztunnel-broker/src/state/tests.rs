@@ -5,6 +5,7 @@
 //! `MODEL_SCHEDULES` the number of schedules; `MODEL_SEED` repeats a single schedule and prints the shortest failing
 //! part.
 
+mod cost;
 mod expected;
 mod schedule;
 mod world;

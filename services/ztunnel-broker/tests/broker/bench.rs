@@ -95,10 +95,11 @@ impl Bench {
     }
 
     pub(crate) fn remove(&self, container: &str, revision: u64) {
-        let removed = self
-            .hub
-            .state()
-            .remove(&sandbox(container), Revision(revision));
+        let removed = self.hub.state().remove(
+            &sandbox(container),
+            Revision(revision),
+            Instant::now().into_std(),
+        );
         removed.unwrap();
     }
 

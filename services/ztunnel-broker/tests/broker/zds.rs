@@ -158,8 +158,8 @@ async fn a_refused_workload_of_the_set_is_taken_back_and_tried_again_later() {
     let ztunnel = bench.ztunnel().await;
     assert_eq!(describe(&ztunnel.next().await.0), "add p1");
     ztunnel.nack("failure to start proxy : in use").await;
-    assert_eq!(describe(&ztunnel.ack_next().await), "del p1");
     assert_eq!(describe(&ztunnel.ack_next().await), "snapshot sent");
+    assert_eq!(describe(&ztunnel.ack_next().await), "del p1");
     for seconds in [5, 10, 20, 40, 60, 60] {
         let start = Instant::now();
         let (payload, fds) = ztunnel.within(LONG * 2).await.unwrap();

@@ -11,7 +11,7 @@ fn reconnect(script: &mut Script, cause: &str) {
             .record_loss(&uid, &WHO, during, cause, script.now);
     }
     script.session = session(script.now);
-    script.session.on_hello();
+    script.session.on_hello(&script.inputs, script.now);
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn another_ztunnel_adds_at_once_what_the_first_one_lost_its_sessions_over() {
     script.put(workload("c", "p", 1, 2));
     script.expect(&[]);
     script.session = Session::new(Peer::from_pid(2), TIMEOUT, script.now);
-    script.session.on_hello();
+    script.session.on_hello(&script.inputs, script.now);
     script.expect(&["keep p", "snapshot sent", "add p as p in 1"]);
 }
 
@@ -68,7 +68,7 @@ fn a_suspected_pod_is_added_after_all_others() {
     let quarantine = &mut script.inputs.quarantine;
     quarantine.record_loss(&suspect, &WHO, LostDuring::Add, cause, script.now);
     let all = vec![workload("c1", "p", 1, 1), workload("c2", "q", 2, 2)];
-    script.inputs.desired.set(Revision(2), all, script.now);
+    script.set(2, all);
     script.fetch();
     script.expect(&["add q as q in 2", "add p as p in 1"]);
 }
@@ -91,7 +91,9 @@ fn errors_after_which_stock_ztunnel_hangs_up_end_the_session_and_raise_suspicion
         let mut script = Script::live(vec![]);
         script.put(workload("c", "p", 1, 2));
         assert_eq!(script.next(), "add p as p in 1");
-        let end = script.session.on_ack(Nack::parse(error), script.now);
+        let end = script
+            .session
+            .on_ack(Nack::parse(error), &script.inputs, script.now);
         assert!(
             matches!(
                 end,
@@ -124,6 +126,9 @@ fn a_suspect_that_another_ztunnel_takes_meanwhile_is_added_in_what_is_left_of_th
     reconnect(&mut script, "it closed the connection");
     assert_eq!(script.next(), "add p2 as p2 in 2");
     script.inputs.quarantine.clear(&uid("p1"));
+    script
+        .session
+        .on_change(&uid("p1"), &script.inputs, script.now);
     script.ack();
     script.expect(&["add p1 as p1 in 1", "snapshot sent"]);
 }

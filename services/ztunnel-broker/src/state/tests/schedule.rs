@@ -9,9 +9,18 @@ pub(super) const ZTUNNELS: usize = 2;
 
 #[derive(Clone, Debug)]
 pub(super) enum Op {
-    Set { named: Vec<Given>, behind: u64 },
-    Add { it: Given, behind: u64 },
-    Remove { container: u8, behind: u64 },
+    Set {
+        named: Vec<Given>,
+        behind: u64,
+    },
+    Add {
+        it: Given,
+        behind: u64,
+    },
+    Remove {
+        container: u8,
+        behind: u64,
+    },
     Conclude(usize),
     Abandon(usize),
     Fetch(u8),
@@ -20,6 +29,8 @@ pub(super) enum Op {
     Disconnect(usize),
     Next(usize),
     Ack(usize),
+    /// Callers add without a pause while the ztunnel answers.
+    Load(usize),
     Refuse(usize),
     Misread(usize),
     Restart,
@@ -79,7 +90,7 @@ fn op(rng: &mut Rng) -> Op {
     if rng.u8(..200) == 0 {
         return Op::Restart;
     }
-    match rng.u8(..36) {
+    match rng.u8(..37) {
         0 => Op::Set {
             named: (0..rng.usize(..4)).map(|_| given(rng)).collect(),
             behind: behind(rng),
@@ -102,6 +113,7 @@ fn op(rng: &mut Rng) -> Op {
         23..=30 => Op::Ack(n),
         31..=32 => Op::Refuse(n),
         33 => Op::Misread(n),
+        34 => Op::Load(n),
         _ => Op::Wait(rng.u64(1..8)),
     }
 }

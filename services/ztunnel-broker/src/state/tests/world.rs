@@ -21,6 +21,15 @@ use crate::{
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The contract's limit for messages that overtake a Del (rule A26).
+const MAX_BEFORE_DEL: usize = 7;
+
+/// The largest number of messages in a snapshot of the three pods, between which Adds and Dels of other pods take their turns.
+const MAX_IN_SNAPSHOT: usize = 16;
+
+/// The number of adds in a load, which exceeds both limits.
+const LOAD: usize = MAX_IN_SNAPSHOT + 4;
+
 /// A time longer than any quarantine.
 const LONG: Duration = Duration::from_secs(4000);
 
@@ -116,12 +125,26 @@ impl World {
             Op::Disconnect(n) => self.disconnect(n, "it closed the connection"),
             Op::Next(n) => drop(self.next(n)),
             Op::Ack(n) => self.ack(n),
+            Op::Load(n) => self.load(n),
             Op::Refuse(n) => self.refuse(n),
             Op::Misread(n) => self.misread(n),
             Op::Restart => self.restart(),
             Op::Wait(seconds) => self.wait(Duration::from_secs(seconds)),
         }
+        self.note_released();
         self.check_calls();
+        self.state.check_queues(self.now);
+    }
+
+    fn note_released(&mut self) {
+        let desired = self.state.desired();
+        for pod in (0..PODS).map(|pod| format!("p{pod}")) {
+            if desired.current(&fixture::uid(&pod)).is_none() {
+                for ztunnel in &mut self.ztunnels {
+                    ztunnel.released.insert(pod.clone());
+                }
+            }
+        }
     }
 
     fn set(&mut self, named: &[Given], behind: u64) {
@@ -130,6 +153,10 @@ impl World {
         let mut before: BTreeSet<_> = known.map(|it| it.workload.sandbox.clone()).collect();
         let revision = Revision(self.revision - behind);
         self.state.set(revision, all.clone(), self.now);
+        for ztunnel in &mut self.ztunnels {
+            ztunnel.in_snapshot = 0;
+            ztunnel.released.clear();
+        }
         for workload in all {
             let sandbox = workload.sandbox.clone();
             let after = self.state.desired().get(&sandbox);
@@ -168,7 +195,7 @@ impl World {
         self.revision += 1;
         let sandbox = fixture::sandbox(&format!("c{container}"));
         let revision = Revision(self.revision - behind);
-        if self.state.remove(&sandbox, revision).is_ok() {
+        if self.state.remove(&sandbox, revision, self.now).is_ok() {
             self.expected.change(&sandbox, None);
         }
     }
@@ -226,7 +253,7 @@ impl World {
         for (sandbox, id) in missing {
             if one.is_none_or(|n| sandbox == fixture::sandbox(&format!("c{n}"))) {
                 let descriptor = fixture::descriptor(id.inode);
-                self.state.store(&sandbox, descriptor);
+                self.state.store(&sandbox, descriptor, self.now);
             }
         }
     }
@@ -250,8 +277,10 @@ impl World {
     fn hello(&mut self, n: usize) {
         let ztunnel = &mut self.ztunnels[n];
         if let Some(id) = ztunnel.session.filter(|_| !ztunnel.greeted) {
-            self.state.hello(id, self.now);
             ztunnel.greeted = true;
+            ztunnel.released.clear();
+            self.state.hello(id, self.now);
+            self.note_released();
         }
     }
 
@@ -265,9 +294,11 @@ impl World {
         let Some(id) = self.ztunnels[n].session else {
             return false;
         };
+        let is_del_due = self.is_del_due(n);
         let (Some(message), _) = self.state.next(id, self.now) else {
             return false;
         };
+        self.check_turns(n, message.verb(), is_del_due);
         assert!(self.state.desired().is_seeded());
         self.reached.keeps += u64::from(message.verb() == "keep");
         self.ztunnels[n].receive(&message);
@@ -275,8 +306,48 @@ impl World {
         true
     }
 
-    /// Checks that the end of a snapshot stops only pods that are not desired, or must not be kept because sessions
-    /// ended over their Keep.
+    /// Adds a pod again and again, each time in another netns, so that at any time a caller waits and a message is due.
+    fn load(&mut self, n: usize) {
+        for round in 0..LOAD {
+            let it = Given {
+                container: u8::try_from(round % 2).unwrap(),
+                pod: 0,
+                netns: true,
+                name: 0,
+            };
+            self.add(&it, 0);
+            self.note_released();
+            self.next(n);
+            self.ack(n);
+            self.check_calls();
+        }
+    }
+
+    /// Returns whether a ztunnel serves a pod that is not desired.
+    fn is_del_due(&self, n: usize) -> bool {
+        let ztunnel = &self.ztunnels[n];
+        let desired = self.state.desired();
+        let mut served = ztunnel.running.keys();
+        ztunnel.complete && served.any(|uid| desired.current(&fixture::uid(uid)).is_none())
+    }
+
+    /// Checks that adds delay neither a Del nor the end of the snapshot for long.
+    fn check_turns(&mut self, n: usize, verb: &str, is_del_due: bool) {
+        let may_keep = self.state.desired().may_keep(self.now);
+        let ztunnel = &mut self.ztunnels[n];
+        let overtakes = is_del_due && verb != "delete";
+        ztunnel.before_del = if overtakes { ztunnel.before_del + 1 } else { 0 };
+        assert!(ztunnel.before_del <= MAX_BEFORE_DEL, "a Del starves");
+        let delays = !ztunnel.complete && may_keep && verb != "snapshot sent";
+        ztunnel.in_snapshot += usize::from(delays);
+        assert!(
+            ztunnel.in_snapshot <= MAX_IN_SNAPSHOT,
+            "the snapshot does not end"
+        );
+    }
+
+    /// Checks that the end of a snapshot stops only pods that were not desired at some time during the snapshot, or must
+    /// not be kept because sessions ended over their Keep.
     fn check_stopped(&mut self, n: usize) {
         for uid in self.ztunnels[n].stopping() {
             let uid = fixture::uid(uid);
@@ -286,8 +357,8 @@ impl World {
                 .quarantine
                 .deferral(&uid, &peer(n).ztunnel);
             let feared = deferral.is_some_and(|it| !it.may_keep);
-            let desired = self.state.desired().current(&uid);
-            assert!(desired.is_none() || feared, "{uid} should have been kept");
+            let is_released = self.ztunnels[n].released.contains(uid.as_str());
+            assert!(is_released || feared, "{uid} should have been kept");
             self.reached.stopped_by_snapshot += 1;
         }
     }

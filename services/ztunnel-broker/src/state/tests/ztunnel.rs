@@ -16,9 +16,15 @@ pub(super) struct Ztunnel {
     pub(super) running: BTreeMap<String, (NetnsId, String)>,
     pub(super) pending: BTreeSet<String>,
     named: BTreeSet<String>,
+    /// The pods that were not desired at some time since the hello or the last set: the snapshot need not name them.
+    pub(super) released: BTreeSet<String>,
     /// Deleted pods that run until the end of the snapshot.
     deleted: BTreeSet<String>,
-    complete: bool,
+    pub(super) complete: bool,
+    /// The number of consecutive messages that were no Del although a Del was due.
+    pub(super) before_del: usize,
+    /// The number of messages since the hello or the last set, until the end of the snapshot.
+    pub(super) in_snapshot: usize,
 }
 
 impl Ztunnel {
@@ -46,6 +52,12 @@ impl Ztunnel {
         }
         let netns = message.descriptor().map(Descriptor::netns);
         assert_eq!(netns.is_some(), matches!(payload, Payload::Add(_)));
+        // ztunnel stops a pod when the Del arrives, and answers once the pod is stopped.
+        if let Payload::Del(del) = &payload
+            && self.complete
+        {
+            self.running.remove(&del.uid);
+        }
         self.in_flight = Some((payload, netns));
     }
 
@@ -81,9 +93,7 @@ impl Ztunnel {
             (Payload::Del(del), _) => {
                 self.pending.remove(&del.uid);
                 self.named.remove(&del.uid);
-                if self.complete {
-                    self.running.remove(&del.uid);
-                } else {
+                if !self.complete {
                     self.deleted.insert(del.uid);
                 }
             }
