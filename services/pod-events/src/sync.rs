@@ -357,6 +357,7 @@ fn on_session(
     conditions: &Readiness,
     instance: &watch::Sender<Instance>,
 ) {
+    #[expect(deprecated, reason = "the match covers every event")]
     match event {
         SessionEvent::InstanceId(id) => {
             // The instance begins a new stream, which names every session again.

@@ -55,6 +55,7 @@ pub(crate) struct Announcements {
 impl Announcements {
     pub(crate) fn count(&mut self, event: &Event) {
         self.events = self.events.wrapping_add(1);
+        #[expect(deprecated, reason = "the match covers every event")]
         match event {
             Event::InstanceId(run) if self.run.as_ref() == Some(run) => {}
             Event::InstanceId(run) => {

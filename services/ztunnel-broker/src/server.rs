@@ -50,6 +50,9 @@ impl Handler {
     }
 
     fn check_instance(&self, expected: &str) -> Result<(), Failure> {
+        if expected.is_empty() {
+            return Err(Invalid::new("instance_id", "instance_id is required").into());
+        }
         let own = &self.instance_id;
         if expected == own {
             return Ok(());

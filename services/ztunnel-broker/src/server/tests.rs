@@ -126,6 +126,7 @@ async fn a_watcher_gets_the_state_then_its_end_then_changes() {
         state.ack(first, Ok(()), now()).unwrap();
         state.disconnect(first, "it closed the connection", now());
     }
+    #[expect(deprecated, reason = "the match covers every event")]
     let events = watch
         .into_inner()
         .map(|event| match event.unwrap().event.unwrap() {
