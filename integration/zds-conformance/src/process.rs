@@ -36,9 +36,7 @@ fn running() -> MutexGuard<'static, Option<Pid>> {
 
 /// Makes SIGINT and SIGTERM end the peer before this process; the call must precede the first thread.
 pub fn end_with_us() -> io::Result<()> {
-    let mut signals = SigSet::empty();
-    signals.add(Signal::SIGINT);
-    signals.add(Signal::SIGTERM);
+    let signals = ending_signals();
     signals.thread_block()?;
     thread::spawn(move || {
         let Ok(signal) = signals.wait() else { return };
@@ -51,6 +49,18 @@ pub fn end_with_us() -> io::Result<()> {
         raise(Signal::SIGKILL).unwrap_or_default();
     });
     Ok(())
+}
+
+fn ending_signals() -> SigSet {
+    [Signal::SIGINT, Signal::SIGTERM].into_iter().collect()
+}
+
+/// Starts a process that receives SIGTERM: a child inherits the signal mask of the thread that starts it.
+fn spawn_unblocked(command: &mut Command) -> io::Result<Child> {
+    ending_signals().thread_unblock()?;
+    let child = command.spawn();
+    ending_signals().thread_block()?;
+    child
 }
 
 /// A process with a group and a node netns of its own, killed on drop.
@@ -90,7 +100,7 @@ impl Start<'_> {
         let node = Netns::make()?;
         let name = program.to_string_lossy().into_owned();
         let named = move |error| io::Error::other(format!("cannot run {name}: {error}"));
-        let child = node.run(move || command.spawn().map_err(named))?;
+        let child = node.run(move || spawn_unblocked(&mut command).map_err(named))?;
         let process = Process { child, _node: node };
         *running() = process.group();
         Ok(process)
