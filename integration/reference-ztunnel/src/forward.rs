@@ -12,9 +12,10 @@ use tokio::net::TcpStream;
 use crate::access_log::{Accepted, Entry};
 use crate::connect_request::{self, ACCEPTED, ConnectRequest, REFUSED, RequestError, UNAVAILABLE};
 use crate::listeners::Listener;
+use crate::options::Fault;
 use crate::proxy::{Member, Pod};
 use crate::tunnel;
-use crate::upstream::Upstream;
+use crate::upstream::{MARK, Upstream};
 
 const COPY_BUFFER: usize = 16 * 1024;
 
@@ -58,10 +59,13 @@ pub(crate) async fn forward(incoming: Incoming, pod: Arc<Pod>) {
         stream,
         source,
     } = incoming;
-    let Ok(route) = route(&stream, source) else {
+    let Ok(mut route) = route(&stream, source) else {
         // Without a local address, the client is gone already.
         return;
     };
+    if pod.fault == Fault::IgnoresOriginalDestination {
+        route.original = route.local;
+    }
     let accepted = Accepted {
         uid: Arc::clone(&pod.uid),
         listener,
@@ -132,7 +136,9 @@ async fn redirected(
     pod: &Pod,
     entry: &mut Entry,
 ) -> Result<(), ForwardError> {
-    refuse_loop(listener, route)?;
+    if pod.fault != Fault::ForwardsDirectConnections {
+        refuse_loop(listener, route)?;
+    }
     if let Some(member) = pod
         .member
         .as_ref()
@@ -274,12 +280,17 @@ async fn refuse(mut stream: TcpStream, answer: &[u8], error: ForwardError) -> Fo
 }
 
 async fn connect(
-    upstream: Upstream,
+    mut upstream: Upstream,
     pod: &Pod,
     entry: &mut Entry,
 ) -> Result<TcpStream, ForwardError> {
+    let is_marked = pod.fault != Fault::UnmarkedUpstreams;
+    let mark = if is_marked { MARK } else { 0 };
+    if pod.fault == Fault::OwnSourceAddress {
+        upstream.client = None;
+    }
     let stream = upstream
-        .connect(&pod.inside)
+        .connect(&pod.inside, mark)
         .await
         .map_err(|error| ForwardError::Connect(upstream.destination, error))?;
     entry.connected_from(canonical(stream.local_addr()?));

@@ -35,6 +35,16 @@ pub enum Fault {
     AckDelay(Duration),
     /// Connect without sending a hello, and read nothing.
     Silent,
+    /// Set no mark on the sockets that connect to destinations.
+    UnmarkedUpstreams,
+    /// Connect to applications from the pod's own address.
+    OwnSourceAddress,
+    /// Take the address of the listener for the destination of a connection.
+    IgnoresOriginalDestination,
+    /// Forward connections that nothing redirected, which loops unless the kernel drops them.
+    ForwardsDirectConnections,
+    /// Let the live connections of a deleted pod go on.
+    DelKeepsConnections,
 }
 
 impl FromStr for Fault {
@@ -45,11 +55,16 @@ impl FromStr for Fault {
             ("never-ack", "") => Ok(Self::NeverAck),
             ("nack-adds", "") => Ok(Self::NackAdds),
             ("silent", "") => Ok(Self::Silent),
+            ("unmarked-upstreams", "") => Ok(Self::UnmarkedUpstreams),
+            ("own-source-address", "") => Ok(Self::OwnSourceAddress),
+            ("ignores-original-destination", "") => Ok(Self::IgnoresOriginalDestination),
+            ("forwards-direct-connections", "") => Ok(Self::ForwardsDirectConnections),
+            ("del-keeps-connections", "") => Ok(Self::DelKeepsConnections),
             ("ack-delay-ms", delay) => {
                 let delay = delay.parse().map_err(|error| format!("{error}"))?;
                 Ok(Self::AckDelay(Duration::from_millis(delay)))
             }
-            _ => Err("not never-ack, nack-adds, silent or ack-delay-ms=N".to_owned()),
+            _ => Err("not a fault that --help lists".to_owned()),
         }
     }
 }
@@ -80,7 +95,12 @@ const FAULT_HELP: &str = "Misbehave on purpose: \
     never-ack (drop each request, answer none), \
     nack-adds (start no proxy, refuse each Add), \
     ack-delay-ms=N (answer N ms late), \
-    silent (connect and never say hello)";
+    silent (connect and never say hello), \
+    unmarked-upstreams (set no mark on connections to destinations), \
+    own-source-address (connect to applications from the pod's address), \
+    ignores-original-destination (connect to the listener's own address), \
+    forwards-direct-connections (forward what nothing redirected), \
+    del-keeps-connections (let connections outlive their pod)";
 
 fn command() -> Command {
     Command::new("reference-ztunnel")
@@ -161,6 +181,10 @@ mod tests {
         assert_eq!(
             fault("ack-delay-ms=250").expect("parse"),
             Fault::AckDelay(Duration::from_millis(250))
+        );
+        assert_eq!(
+            fault("del-keeps-connections").expect("parse"),
+            Fault::DelKeepsConnections
         );
         assert!(fault("ack-delay-ms").is_err());
         assert!(fault("melt").is_err());

@@ -16,6 +16,7 @@ use crate::forward::{Incoming, forward};
 use crate::identity::Identity;
 use crate::listeners::Listener;
 use crate::mesh::Mesh;
+use crate::options::{Fault, Options};
 use crate::pods::Workload;
 
 /// The pause after the kernel refused to accept a connection, for example for want of descriptors.
@@ -40,6 +41,7 @@ pub(crate) struct Pod {
     pub(crate) log: AccessLog,
     /// The pod's membership in the mesh; without a membership, all traffic is plaintext.
     pub(crate) member: Option<Member>,
+    pub(crate) fault: Fault,
 }
 
 /// The membership of a pod in the mesh, which ends on drop.
@@ -68,7 +70,7 @@ impl Proxy {
         workload: &Workload,
         log: AccessLog,
         mesh: Option<Arc<Mesh>>,
-        dns: bool,
+        options: &Options,
     ) -> Result<Self, StartError> {
         let inside = Inside::enter(workload.netns.clone()).await;
         let inside = inside.map_err(StartError::Enter)?;
@@ -80,7 +82,7 @@ impl Proxy {
             open.push((listener, socket));
         }
         let mut names = Vec::new();
-        if dns {
+        if options.dns {
             let opened = inside.run(|| Ok(dns::Sockets::open())).await;
             let opened = opened.map_err(StartError::Enter)?;
             names = opened.map_err(|(address, error)| StartError::Bind(address, error))?;
@@ -93,6 +95,7 @@ impl Proxy {
             inside,
             log,
             member,
+            fault: options.fault,
         };
         Ok(Self::serve(open, names, &Arc::new(pod)))
     }

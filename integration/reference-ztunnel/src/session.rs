@@ -172,7 +172,12 @@ impl Ztunnel {
                 Ok(())
             }
             Received::Del { uid } => {
-                stop(self.pods.del(&uid)).await;
+                match self.pods.del(&uid) {
+                    Some(proxy) if self.options.fault == Fault::DelKeepsConnections => {
+                        linger(proxy);
+                    }
+                    proxy => stop(proxy).await,
+                }
                 Ok(())
             }
             Received::SnapshotSent => {
@@ -215,7 +220,7 @@ impl Ztunnel {
             return Err(StartError::Fault);
         }
         let (log, mesh) = (self.log.clone(), self.mesh.clone());
-        Proxy::start(workload, log, mesh, self.options.dns).await
+        Proxy::start(workload, log, mesh, &self.options).await
     }
 
     async fn retry(&mut self) -> Option<End> {
@@ -278,6 +283,12 @@ async fn stop(proxies: impl IntoIterator<Item = Proxy>) {
     for proxy in proxies {
         proxy.stop().await;
     }
+}
+
+/// Closes the listeners of a proxy, whose connections go on until they end by themselves.
+fn linger(mut proxy: Proxy) {
+    proxy.close();
+    tokio::spawn(async move { proxy.finished().await });
 }
 
 async fn due(at: Option<Instant>) {

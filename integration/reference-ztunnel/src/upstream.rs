@@ -22,18 +22,18 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    pub(crate) async fn connect(self, inside: &Inside) -> io::Result<TcpStream> {
-        let socket = inside.run(move || self.socket()).await?;
+    pub(crate) async fn connect(self, inside: &Inside, mark: u32) -> io::Result<TcpStream> {
+        let socket = inside.run(move || self.socket(mark)).await?;
         let connect = TcpSocket::from_std_stream(socket).connect(self.destination);
         tokio::time::timeout(CONNECT_TIMEOUT, connect).await?
     }
 
-    fn socket(self) -> io::Result<StdTcpStream> {
+    fn socket(self, mark: u32) -> io::Result<StdTcpStream> {
         let domain = Domain::for_address(self.destination);
         let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
         socket.set_tcp_nodelay(true)?;
-        socket.set_mark(MARK)?;
+        socket.set_mark(mark)?;
         if let Some(client) = self.client {
             keep_source(&socket, client)?;
         }
