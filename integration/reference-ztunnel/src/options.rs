@@ -41,7 +41,7 @@ pub enum Fault {
     OwnSourceAddress,
     /// Take the address of the listener for the destination of a connection.
     IgnoresOriginalDestination,
-    /// Forward connections that nothing redirected, which loops unless the kernel drops them.
+    /// Forward direct connections to the listeners, too: a loop, unless rules of the netns stop the second connection.
     ForwardsDirectConnections,
     /// Let the live connections of a deleted pod go on.
     DelKeepsConnections,

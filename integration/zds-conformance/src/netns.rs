@@ -4,7 +4,7 @@
 use std::{
     fs::{self, File},
     io,
-    net::{Ipv6Addr, TcpListener},
+    net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener},
     os::{
         fd::{AsFd, BorrowedFd},
         unix::fs::MetadataExt as _,
@@ -23,7 +23,9 @@ use nix::{
         AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto,
         socket,
     },
+    unistd::{Uid, setfsuid},
 };
+use socket2::{Domain, Socket, Type};
 
 /// The ports of ztunnel's listeners in a pod: outbound, inbound plaintext, and HBONE.
 pub const PORTS: [u16; 3] = [15001, 15006, 15008];
@@ -36,6 +38,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Listening {
     pub port: u16,
+    pub address: IpAddr,
+    /// The user whose process opened the socket.
+    pub uid: u32,
     /// The inode of the socket: another inode means another socket.
     pub inode: u64,
 }
@@ -97,19 +102,57 @@ impl Netns {
 
     /// Returns the listening sockets of both IP versions, sorted by port.
     pub fn listening(&self) -> io::Result<Vec<Listening>> {
-        let read = |name| fs::read_to_string(self.thread.join(name));
-        let v4 = read("net/tcp")?;
-        // A kernel without IPv6 has no such file.
-        let v6 = read("net/tcp6").unwrap_or_default();
-        let mut found: Vec<_> = v4.lines().chain(v6.lines()).filter_map(listener).collect();
+        let queues = self.listeners()?.into_iter();
+        let mut found: Vec<_> = queues.map(|(listening, _)| listening).collect();
         found.sort_unstable();
         Ok(found)
     }
 
-    /// Returns the listening ports of ztunnel, with one entry per listener.
+    /// Returns the listening sockets, each with the length of its accept queue.
+    fn listeners(&self) -> io::Result<Vec<(Listening, u32)>> {
+        let read = |name| fs::read_to_string(self.thread.join(name));
+        let v4 = read("net/tcp")?;
+        // A kernel without IPv6 has no such file.
+        let v6 = read("net/tcp6").unwrap_or_default();
+        Ok(v4.lines().chain(v6.lines()).filter_map(listener).collect())
+    }
+
+    /// Returns the listening ports of ztunnel, each once: a port may have a listener per family.
     pub fn ports(&self) -> io::Result<Vec<u16>> {
         let ports = self.listening()?.into_iter().map(|found| found.port);
-        Ok(ports.filter(|port| PORTS.contains(port)).collect())
+        let mut ports: Vec<_> = ports.filter(|port| PORTS.contains(port)).collect();
+        ports.dedup();
+        Ok(ports)
+    }
+
+    /// Returns the ports of ztunnel with unaccepted connections, and the number of these connections.
+    pub fn unaccepted(&self) -> io::Result<Vec<(u16, u32)>> {
+        let queues = self.listeners()?.into_iter();
+        let queues = queues.map(|(found, waiting)| (found.port, waiting));
+        let mut queues: Vec<_> = queues
+            .filter(|(port, waiting)| PORTS.contains(port) && *waiting > 0)
+            .collect();
+        queues.sort_unstable();
+        Ok(queues)
+    }
+
+    /// Binds a second socket to the address of a listener, as the listener's user, and closes the socket.
+    pub fn share(&self, found: Listening) -> io::Result<()> {
+        self.run(move || {
+            let address = SocketAddr::new(found.address, found.port);
+            // Only this thread's user changes; the kernel compares the users of the two sockets.
+            let own = setfsuid(Uid::from_raw(found.uid));
+            let socket = Socket::new(Domain::for_address(address), Type::STREAM, None);
+            setfsuid(own);
+            let socket = socket?;
+            socket.set_reuse_port(true)?;
+            socket.bind(&address.into())
+        })
+    }
+
+    /// Returns whether the netns has an IPv6 address, at least `::1`.
+    pub fn has_ipv6(&self) -> bool {
+        fs::read_to_string(self.thread.join("net/if_inet6")).is_ok_and(|text| !text.is_empty())
     }
 
     /// Returns the ports of ztunnel whose listeners lack ztunnel's mark. The kernel shows marks to root.
@@ -249,24 +292,59 @@ fn diagnosed(message: &[u8]) -> Option<(u16, Option<u32>)> {
     Some((port, None))
 }
 
-/// Parses a line of `/proc/net/tcp`; returns `None` unless the line is a listener's (state 0A).
-fn listener(line: &str) -> Option<Listening> {
+/// Parses a line of `/proc/net/tcp`; returns `None` unless the line is a listener's (state 0A). The receive queue of a
+/// listener is the number of connections that wait for an accept.
+fn listener(line: &str) -> Option<(Listening, u32)> {
     let mut fields = line.split_whitespace();
     let (local, state) = (fields.nth(1)?, fields.nth(1)?);
-    let inode = fields.nth(5)?.parse().ok()?;
-    let port = u16::from_str_radix(local.rsplit(':').next()?, 16).ok()?;
-    (state == "0A").then_some(Listening { port, inode })
+    let (_, waiting) = fields.next()?.split_once(':')?;
+    let waiting = u32::from_str_radix(waiting, 16).ok()?;
+    let uid = fields.nth(2)?.parse().ok()?;
+    let inode = fields.nth(1)?.parse().ok()?;
+    let (address, port) = local.split_once(':')?;
+    let found = Listening {
+        port: u16::from_str_radix(port, 16).ok()?,
+        address: parse_address(address)?,
+        uid,
+        inode,
+    };
+    (state == "0A").then_some((found, waiting))
+}
+
+/// Parses an address of `/proc/net/tcp` or `/proc/net/tcp6`: one number per 32 bits, in the host's byte order.
+fn parse_address(text: &str) -> Option<IpAddr> {
+    let words = text.as_bytes().chunks(8);
+    let words = words.map(|word| u32::from_str_radix(str::from_utf8(word).ok()?, 16).ok());
+    let bytes: Vec<_> = words
+        .map(|word| word.map(u32::to_ne_bytes))
+        .collect::<Option<Vec<_>>>()?
+        .concat();
+    let v4 = <[u8; 4]>::try_from(&*bytes).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(&*bytes).map(IpAddr::from))
+        .ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     #[test]
     fn a_listener_is_told_from_a_connection() {
         let line = "   0: 00000000:3AA0 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0000 100 0 0 10 0";
-        let found = listener(line).unwrap();
-        assert_eq!((found.port, found.inode), (15008, 4711));
+        let (found, waiting) = listener(line).unwrap();
+        assert_eq!((found.port, found.inode, waiting), (15008, 4711, 0));
+        assert_eq!(found.address, IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let loopback = "   1: 0100007F:3AA0 00000000:0000 0A 00000000:00000003 00:00000000 00000000  1337        0 4712 1 0 100 0 0 10 0";
+        let (found, waiting) = listener(loopback).unwrap();
+        assert_eq!((found.uid, found.inode, waiting), (1337, 4712, 3));
+        assert_eq!(found.address, IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let v6 = loopback.replace("0100007F:", "00000000000000000000000001000000:");
+        assert_eq!(
+            listener(&v6).unwrap().0.address,
+            IpAddr::V6(Ipv6Addr::LOCALHOST)
+        );
         assert!(listener(&line.replace(" 0A ", " 01 ")).is_none());
     }
 }

@@ -13,6 +13,8 @@ pub struct Options {
     /// The names of the cases to run; all cases if empty.
     pub cases: Vec<String>,
     pub list: bool,
+    /// Run the cases with waits of up to a minute, too.
+    pub thorough: bool,
     /// The time limit for each expected event.
     pub deadline: Duration,
     pub storm: usize,
@@ -69,6 +71,7 @@ impl Options {
             json: matches.get_one("json").cloned(),
             cases: words("case"),
             list: matches.get_flag("list"),
+            thorough: matches!(matches.try_get_one("thorough"), Ok(Some(true))),
             deadline: seconds(matches, "patience"),
             storm: matches.get_one("storm").copied().unwrap_or(1),
             command: words("command"),
@@ -92,6 +95,16 @@ fn seconds(matches: &ArgMatches, name: &str) -> Duration {
 const COMMAND: &str =
     "The peer's command line; {socket} and {dir} (a directory of the run's own) are replaced";
 
+const ZTUNNEL: &str = "\
+Profiles: control tests the protocol (the rules Z), data the listeners and the
+connections of pods (the rules D). The report has a verdict per profile.
+
+Stock ztunnel forwards only for pods in the state of the control plane, so the
+kit writes its pods to {dir}/workloads.yaml:
+  export PROXY_MODE=shared FAKE_CA=true XDS_ADDRESS= NODE_NAME=conformance
+  zds-conformance ztunnel -- \\
+    env LOCAL_XDS_PATH={dir}/workloads.yaml ztunnel proxy ztunnel";
+
 fn command() -> Command {
     Command::new("zds-conformance")
         .term_width(80)
@@ -100,7 +113,14 @@ fn command() -> Command {
         .after_help("Exit code: 0 passed, 1 failed, 2 could not be run.")
         .subcommand_required(true)
         .subcommand(common(
-            Command::new("ztunnel").about("Plays the agent; each case starts the ztunnel, with INPOD_UDS set to the socket"),
+            Command::new("ztunnel")
+                .about("Plays the agent; each case starts the ztunnel, with INPOD_UDS set to the socket")
+                .after_help(ZTUNNEL),
+        ).arg(
+            Arg::new("thorough")
+                .long("thorough")
+                .help("Also run the cases that wait: about three minutes for all")
+                .action(ArgAction::SetTrue),
         ))
         .subcommand(
             common(Command::new("agent").about("Plays ztunnels; each case starts the agent where its command is given"))
@@ -122,7 +142,7 @@ fn common(command: Command) -> Command {
         .arg(
             Arg::new("list")
                 .long("list")
-                .help("List the cases")
+                .help("List the cases, with their profile and the rules that they test")
                 .action(ArgAction::SetTrue),
         )
         .arg(number(

@@ -55,7 +55,7 @@ fn ending_signals() -> SigSet {
     [Signal::SIGINT, Signal::SIGTERM].into_iter().collect()
 }
 
-/// Starts a process that receives SIGTERM: a child inherits the signal mask of the thread that starts it.
+/// Unblocks SIGTERM during the start, because a child inherits the signal mask of the starting thread.
 fn spawn_unblocked(command: &mut Command) -> io::Result<Child> {
     ending_signals().thread_unblock()?;
     let child = command.spawn();

@@ -1,10 +1,10 @@
 //! Writes the report of a run, for people and for machines.
 
-use std::{fs, io, path::Path};
+use std::{collections::BTreeMap, fs, io, path::Path};
 
 use serde_json::{Value, json};
 
-use crate::case::{Record, Stop};
+use crate::case::{Outcome, Profile, Record, Stop};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -16,13 +16,13 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    pub fn of(records: &[Record]) -> Self {
-        let any = |wanted: fn(&Record) -> bool| records.iter().any(wanted);
-        if any(|record| matches!(record.outcome, Err(Stop::Failed { .. }))) {
+    pub fn of<'a>(records: impl IntoIterator<Item = &'a Record>) -> Self {
+        let outcomes = records.into_iter().map(|record| &record.outcome);
+        let outcomes: Vec<_> = outcomes.collect();
+        let any = |wanted: fn(&Outcome) -> bool| outcomes.iter().any(|outcome| wanted(outcome));
+        if any(|outcome| matches!(outcome, Err(Stop::Failed { .. }))) {
             Self::Failed
-        } else if any(|record| matches!(record.outcome, Err(Stop::Broken(_))))
-            || !any(|record| record.outcome.is_ok())
-        {
+        } else if any(|outcome| matches!(outcome, Err(Stop::Broken(_)))) || !any(Outcome::is_ok) {
             Self::NotRun
         } else {
             Self::Passed
@@ -46,6 +46,19 @@ impl Verdict {
     }
 }
 
+/// Returns a verdict for each profile of which a case ran.
+fn verdicts(records: &[Record]) -> BTreeMap<Profile, Verdict> {
+    let of_profile = |profile| {
+        records
+            .iter()
+            .filter(move |record| record.profile == profile)
+    };
+    let profiles = records.iter().map(|record| record.profile);
+    profiles
+        .map(|profile| (profile, Verdict::of(of_profile(profile))))
+        .collect()
+}
+
 fn name(record: &Record) -> &'static str {
     match &record.outcome {
         Ok(()) => "passed",
@@ -58,10 +71,11 @@ fn name(record: &Record) -> &'static str {
 pub fn lines(record: &Record) -> String {
     let rules = record.rules.join(" ");
     let head = format!(
-        "{:7} {:38} {:>6} ms  [{rules}]",
+        "{:7} {:38} {:>6} ms  {:7} [{rules}]",
         name(record),
         record.name,
-        record.milliseconds
+        record.milliseconds,
+        record.profile
     );
     let mut lines = vec![head];
     match &record.outcome {
@@ -92,15 +106,24 @@ pub fn summary(records: &[Record]) -> String {
     let (passed, failed) = (count("passed"), count("FAILED"));
     let (skipped, broken) = (count("skipped"), count("not run"));
     let verdict = Verdict::of(records).name();
+    let profiles = verdicts(records).into_iter();
+    let profiles: Vec<_> = profiles
+        .map(|(profile, verdict)| format!("{profile}: {}", verdict.name()))
+        .collect();
+    let profiles = profiles.join(", ");
     format!(
-        "{passed} passed, {failed} failed, {skipped} skipped, {broken} not run\nVerdict: {verdict}"
+        "{passed} passed, {failed} failed, {skipped} skipped, {broken} not run\nVerdict: {verdict} ({profiles})"
     )
 }
 
 pub fn write_json(path: &Path, peer: &str, records: &[Record]) -> io::Result<()> {
     let cases: Vec<_> = records.iter().map(case).collect();
     let verdict = Verdict::of(records).name().to_lowercase();
-    let run = json!({"peer": peer, "verdict": verdict, "cases": cases});
+    let profiles = verdicts(records).into_iter();
+    let profiles: BTreeMap<_, _> = profiles
+        .map(|(profile, verdict)| (profile.to_string(), verdict.name().to_lowercase()))
+        .collect();
+    let run = json!({"peer": peer, "verdict": verdict, "profiles": profiles, "cases": cases});
     fs::write(path, serde_json::to_vec_pretty(&run)?)
 }
 
@@ -109,6 +132,7 @@ fn case(record: &Record) -> Value {
         "name": record.name,
         "about": record.about,
         "rules": record.rules,
+        "profile": record.profile.to_string(),
         "outcome": name(record).to_lowercase(),
         "milliseconds": u64::try_from(record.milliseconds).unwrap_or(u64::MAX),
         "notes": record.notes,
@@ -128,11 +152,12 @@ fn case(record: &Record) -> Value {
 mod tests {
     use super::*;
 
-    fn record(outcome: crate::case::Outcome) -> Record {
+    fn record(outcome: Outcome) -> Record {
         Record {
             name: "n",
             about: "a",
             rules: &["Z1"],
+            profile: Profile::Control,
             outcome,
             notes: vec![],
             milliseconds: 1,
@@ -152,6 +177,18 @@ mod tests {
         assert_eq!(Verdict::of(&[record(Ok(())), broken()]), Verdict::NotRun);
         assert_eq!(Verdict::of(&[skipped()]), Verdict::NotRun);
         assert_eq!(Verdict::of(&[]), Verdict::NotRun);
+    }
+
+    #[test]
+    fn each_profile_has_a_verdict_of_its_own() {
+        let control = record(Ok(()));
+        let mut data = record(crate::case::failed("e", "s"));
+        data.profile = Profile::Data;
+        let text = summary(&[control, data]);
+        assert!(
+            text.ends_with("Verdict: FAILED (control: passed, data: FAILED)"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::{
         self,
         driver::{Driver, Exec, Inpod},
     },
-    case::{Case, Record, Stop},
+    case::{Case, Listed, Profile, Record, Stop},
     netns::Netns,
     options::{DriverChoice, Options, Peer},
     report, ztunnel,
@@ -69,21 +69,25 @@ pub fn run(options: &Options, tell: impl Fn(&str)) -> Result<Vec<Record>, RunErr
 /// Returns the chosen cases, or `None` after listing all cases.
 fn chosen<B>(
     options: &Options,
-    all: Vec<&'static Case<B>>,
+    all: Vec<Listed<B>>,
     tell: &impl Fn(&str),
-) -> Result<Option<Vec<&'static Case<B>>>, RunError> {
+) -> Result<Option<Vec<Listed<B>>>, RunError> {
     if options.list {
-        for case in &all {
-            tell(&format!(
-                "{:38} {} [{}]",
-                case.name,
-                case.about,
-                case.rules.join(" ")
-            ));
+        for listed in &all {
+            let Case {
+                name, about, rules, ..
+            } = listed.case;
+            let (profile, rules) = (listed.profile, rules.join(" "));
+            let only = if listed.is_thorough {
+                " (--thorough)"
+            } else {
+                ""
+            };
+            tell(&format!("{name:38} {profile:7} {about} [{rules}]{only}"));
         }
         return Ok(None);
     }
-    let names: BTreeSet<_> = all.iter().map(|case| case.name).collect();
+    let names: BTreeSet<_> = all.iter().map(|listed| listed.case.name).collect();
     if let Some(unknown) = options
         .cases
         .iter()
@@ -91,8 +95,12 @@ fn chosen<B>(
     {
         return Err(RunError::NoSuchCase(unknown.clone()));
     }
-    let wanted = |case: &&Case<B>| {
-        options.cases.is_empty() || options.cases.iter().any(|name| name == case.name)
+    let wanted = |listed: &Listed<B>| {
+        if options.cases.is_empty() {
+            options.thorough || !listed.is_thorough
+        } else {
+            options.cases.iter().any(|name| name == listed.case.name)
+        }
     };
     let chosen = all.into_iter().filter(wanted).collect();
     Netns::make().map_err(RunError::NotRoot)?;
@@ -111,6 +119,7 @@ fn run_ztunnel(
         return Err(RunError::NoCommand);
     }
     let directory = Directory::new(options)?;
+    ztunnel::network::write_workloads(&directory.path().join("workloads.yaml"))?;
     let setting = ztunnel::bench::Setting {
         command: options.command.clone(),
         socket: directory.socket.clone(),
@@ -119,12 +128,12 @@ fn run_ztunnel(
         storm: options.storm,
         runtime: runtime.handle().clone(),
     };
-    let all = cases.into_iter().map(|case| {
+    let all = cases.into_iter().map(|listed| {
         let mut bench = ztunnel::bench::Bench::new(&setting);
-        let timed = timed(case, &mut bench);
+        let timed = timed(listed.case, &mut bench);
         let notes = std::mem::take(&mut bench.notes);
         drop(bench);
-        conclude(case, timed, directory.notes(notes, "ztunnel.log"), tell)
+        conclude(&listed, timed, directory.notes(notes, "ztunnel.log"), tell)
     });
     Ok(all.collect())
 }
@@ -134,7 +143,8 @@ fn run_agent(
     runtime: &Runtime,
     tell: &impl Fn(&str),
 ) -> Result<Vec<Record>, RunError> {
-    let Some(cases) = chosen(options, agent::cases(), tell)? else {
+    let cases = Listed::all(Profile::Agent, agent::cases()).collect();
+    let Some(cases) = chosen(options, cases, tell)? else {
         return Ok(Vec::new());
     };
     let Peer::Agent {
@@ -164,12 +174,12 @@ fn run_agent(
         driver,
         runtime: runtime.handle().clone(),
     };
-    let all = cases.into_iter().map(|case| {
+    let all = cases.into_iter().map(|listed| {
         let mut bench = agent::bench::Bench::new(&setting);
-        let timed = timed(case, &mut bench);
+        let timed = timed(listed.case, &mut bench);
         let notes = std::mem::take(&mut bench.notes);
         drop(bench);
-        conclude(case, timed, directory.notes(notes, "agent.log"), tell)
+        conclude(&listed, timed, directory.notes(notes, "agent.log"), tell)
     });
     Ok(all.collect())
 }
@@ -195,7 +205,7 @@ fn timed<B>(case: &Case<B>, bench: &mut B) -> Timed {
 }
 
 fn conclude<B>(
-    case: &Case<B>,
+    listed: &Listed<B>,
     (outcome, milliseconds): Timed,
     notes: Notes,
     tell: &impl Fn(&str),
@@ -204,9 +214,10 @@ fn conclude<B>(
     let last_words = notes.last_words.into_iter().filter(|_| troubled);
     let notes = notes.seen.into_iter().chain(last_words).collect();
     let record = Record {
-        name: case.name,
-        about: case.about,
-        rules: case.rules,
+        name: listed.case.name,
+        about: listed.case.about,
+        rules: listed.case.rules,
+        profile: listed.profile,
         outcome,
         notes,
         milliseconds,

@@ -2,19 +2,22 @@
 
 pub mod bench;
 mod connection;
+mod listeners;
 mod load;
+pub mod network;
 mod pending;
 mod pods;
 mod refused;
 mod requests;
 pub mod session;
 mod snapshot;
+mod traffic;
 
-use crate::case::Case;
+use crate::case::{Listed, Profile};
 use bench::Bench;
 
-pub fn cases() -> Vec<&'static Case<Bench>> {
-    let all = [
+pub fn cases() -> Vec<Listed<Bench>> {
+    let control = [
         connection::CASES,
         requests::CASES,
         pods::CASES,
@@ -23,5 +26,13 @@ pub fn cases() -> Vec<&'static Case<Bench>> {
         refused::CASES,
         load::CASES,
     ];
-    all.into_iter().flatten().collect()
+    let data = [listeners::CASES, traffic::CASES];
+    let control = Listed::all(Profile::Control, control.into_iter().flatten());
+    let data = Listed::all(Profile::Data, data.into_iter().flatten());
+    let thorough = Listed::all(Profile::Control, connection::THOROUGH);
+    let thorough = thorough.map(|listed| Listed {
+        is_thorough: true,
+        ..listed
+    });
+    control.chain(data).chain(thorough).collect()
 }

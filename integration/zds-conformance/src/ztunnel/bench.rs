@@ -105,15 +105,20 @@ impl Bench {
     }
 
     pub fn accept(&mut self) -> Outcome<Session> {
+        self.accept_within(self.setting.deadline)
+    }
+
+    /// Waits for a connection for longer than the usual deadline.
+    pub fn accept_within(&mut self, within: Duration) -> Outcome<Session> {
         let deadline = self.setting.deadline;
         let listener = self
             .listener
             .as_mut()
             .ok_or_else(|| Stop::Broken("no agent listens".into()))?;
-        match listener.accept(deadline)? {
+        match listener.accept(within)? {
             Some(connection) => Ok(Session::new(connection, deadline)),
             None => failed(
-                format!("a connection within {deadline:?}"),
+                format!("a connection within {within:?}"),
                 self.fate("no connection"),
             ),
         }

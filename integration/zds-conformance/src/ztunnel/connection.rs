@@ -1,6 +1,9 @@
 //! Cases about finding the agent, the hello, and reconnecting.
 
-use std::{thread, time::Duration};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use super::bench::{Bench, QUIET};
 use crate::{
@@ -54,6 +57,74 @@ pub(super) const CASES: &[Case<Bench>] = &[
         run: slow_agent,
     },
 ];
+
+/// The cases with long waits, which run only on request.
+pub(super) const THOROUGH: &[Case<Bench>] = &[
+    Case {
+        name: "agent-away-for-long",
+        about: "Pods run on while the agent is away for 45 s, and the ztunnel returns within 15 s.",
+        rules: &["Z1", "Z13"],
+        run: agent_away_for_long,
+    },
+    Case {
+        name: "silence-before-the-snapshot",
+        about: "The ztunnel waits for an agent without a packet for 30 s after the hello.",
+        rules: &["Z4", "Z19"],
+        run: |bench| {
+            let session = bench.greeted()?;
+            session.silent(LONG_SILENCE)?;
+            session.ok(wire::snapshot_sent())
+        },
+    },
+    Case {
+        name: "silence-in-the-snapshot",
+        about: "The ztunnel waits for an agent without a packet for 30 s within the snapshot.",
+        rules: &["Z4", "Z19"],
+        run: |bench| {
+            let (session, pod) = (bench.greeted()?, bench.pod()?);
+            session.add("a", &pod)?;
+            session.silent(LONG_SILENCE)?;
+            session.ok(wire::snapshot_sent())
+        },
+    },
+    Case {
+        name: "silence-after-the-snapshot",
+        about: "The ztunnel waits for an agent without a packet for 30 s after the snapshot.",
+        rules: &["Z4", "Z19"],
+        run: |bench| {
+            let (session, pod) = (bench.live()?, bench.pod()?);
+            session.silent(LONG_SILENCE)?;
+            session.add("a", &pod)
+        },
+    },
+];
+
+const LONG_SILENCE: Duration = Duration::from_secs(30);
+
+/// The time without an agent, after which delays that double from 20 ms have grown past [`MAX_RECONNECT_DELAY`].
+const LONG_ABSENCE: Duration = Duration::from_secs(45);
+
+/// The longest delay between two attempts to connect.
+const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(15);
+
+fn agent_away_for_long(bench: &mut Bench) -> Outcome {
+    let (session, pod) = (bench.live()?, bench.pod()?);
+    session.add("a", &pod)?;
+    let before = bench.served(&pod, "after Add")?;
+    bench.stop_listening();
+    drop(session);
+    let end = Instant::now() + LONG_ABSENCE;
+    while Instant::now() < end {
+        thread::sleep(QUIET);
+        bench.unchanged(&pod, &before, "while the agent is away")?;
+    }
+    bench.listen()?;
+    let session = bench.accept_within(MAX_RECONNECT_DELAY + bench.deadline())?;
+    session.hello()?;
+    session.ok(wire::keep("a"))?;
+    session.ok(wire::snapshot_sent())?;
+    bench.unchanged(&pod, &before, "after the agent's return")
+}
 
 fn agent_starts_later(bench: &mut Bench) -> Outcome {
     bench.spawn()?;

@@ -6,13 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use zds_client::proto::workload_request::Payload;
+use prost::Message as _;
+use zds_client::proto::{Version, ZdsHello, workload_request::Payload};
 
 use crate::{
     case::{Outcome, Stop, failed},
     netns::Netns,
     process,
-    wire::{self, Connection, HELLO, Incoming},
+    wire::{self, Connection, Incoming},
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,9 +38,14 @@ impl Session {
         }
     }
 
+    /// Receives the hello of version 1, with or without unknown fields.
     pub fn hello(&self) -> Outcome {
         match self.connection.receive(self.deadline)? {
-            Incoming::Packet(packet) if packet.bytes == HELLO && packet.descriptors.is_empty() => {
+            Incoming::Packet(packet)
+                if packet.descriptors.is_empty()
+                    && ZdsHello::decode(&*packet.bytes)
+                        .is_ok_and(|hello| hello.version() == Version::V1) =>
+            {
                 Ok(())
             }
             other @ (Incoming::Packet(_) | Incoming::End | Incoming::Silence) => failed(

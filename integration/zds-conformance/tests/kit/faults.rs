@@ -8,11 +8,14 @@ use std::{
     thread,
 };
 
-use crate::run::{Run, bin, broken_agent, ztunnel};
-use crate::table::{OF_A_ZTUNNEL, OF_AN_AGENT, Row};
+use crate::run::{Run, bin, broken_agent, passes, ztunnel};
+use crate::table::{OF_A_ZTUNNEL, OF_AN_AGENT, OF_THE_REFERENCE, Row, THOROUGH_OF_A_ZTUNNEL};
 
 /// The number of concurrent runs, which mostly wait.
-const WORKERS: usize = 4;
+const WORKERS: usize = 5;
+
+/// A fault of the broken ztunnel that no case may catch.
+const HARMLESS: &str = "hello-with-unknown-field";
 
 /// Runs the case for each fault, and returns the faults that no case has caught.
 fn missed(table: &[Row], run: impl Fn(&[&str], &str) -> Run + Sync) -> Vec<String> {
@@ -53,33 +56,79 @@ fn each_fault_of_a_ztunnel_is_caught_by_its_case() {
 }
 
 #[test]
+fn each_fault_in_traffic_is_caught_by_its_case() {
+    let reference = bin("reference-ztunnel");
+    let missed = missed(OF_THE_REFERENCE, |options, fault| {
+        ztunnel(options, &[&reference, "--fault", fault])
+    });
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+/// Takes a minute, the length of the longest case, because all runs are concurrent.
+#[test]
+fn each_fault_in_time_is_caught_by_its_thorough_case() {
+    let (broken, reference) = (bin("broken-ztunnel"), bin("reference-ztunnel"));
+    let cases: BTreeSet<_> = THOROUGH_OF_A_ZTUNNEL.iter().map(|row| row.1).collect();
+    let of_broken = [broken.as_str(), "{socket}", "none"];
+    let peers: [&[&str]; 2] = [&of_broken, &[&reference]];
+    let missed = thread::scope(|scope| {
+        for case in cases {
+            for peer in peers {
+                scope.spawn(move || passes(&[case], |options| ztunnel(options, peer)));
+            }
+        }
+        missed(THOROUGH_OF_A_ZTUNNEL, |options, fault| {
+            ztunnel(options, &[&broken, "{socket}", fault])
+        })
+    });
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+#[test]
+fn a_hello_with_an_unknown_field_is_accepted() {
+    let command = [&*bin("broken-ztunnel"), "{socket}", HARMLESS];
+    passes(&["hello-first"], |options| ztunnel(options, &command));
+}
+
+#[test]
 fn each_fault_of_an_agent_is_caught_by_its_case() {
     let missed = missed(OF_AN_AGENT, broken_agent);
     assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 
+/// Returns the rows of a peer's tables.
+fn rows(tables: &[&'static [Row]]) -> impl Iterator<Item = &'static Row> {
+    tables.iter().copied().flatten()
+}
+
 #[test]
 fn each_fault_that_a_broken_peer_has_is_in_the_table() {
-    for (peer, table) in [
-        ("broken-ztunnel", OF_A_ZTUNNEL),
-        ("broken-agent", OF_AN_AGENT),
-    ] {
+    let of_a_ztunnel = [OF_A_ZTUNNEL, THOROUGH_OF_A_ZTUNNEL];
+    let of_a_ztunnel = rows(&of_a_ztunnel).map(|row| row.0).chain([HARMLESS]);
+    let tables: [(_, BTreeSet<_>); 2] = [
+        ("broken-ztunnel", of_a_ztunnel.collect()),
+        (
+            "broken-agent",
+            OF_AN_AGENT.iter().map(|row| row.0).collect(),
+        ),
+    ];
+    for (peer, tried) in tables {
         let help = Command::new(bin(peer)).output().unwrap();
         let help = String::from_utf8(help.stderr).unwrap();
         let faults = help.rsplit_once("  none\n").unwrap().1.split_whitespace();
-        let tried: BTreeSet<_> = table.iter().map(|(fault, ..)| *fault).collect();
         assert_eq!(tried, faults.collect(), "{peer}");
     }
 }
 
 #[test]
 fn each_case_catches_a_fault() {
-    for (peer, table) in [("ztunnel", OF_A_ZTUNNEL), ("agent", OF_AN_AGENT)] {
+    let of_a_ztunnel = [OF_A_ZTUNNEL, THOROUGH_OF_A_ZTUNNEL, OF_THE_REFERENCE];
+    for (peer, tables) in [("ztunnel", &of_a_ztunnel[..]), ("agent", &[OF_AN_AGENT])] {
         let list = Run::of(&[peer, "--list"]).output;
         let cases = list
             .lines()
             .filter_map(|line| line.split_whitespace().next());
-        let tried: BTreeSet<_> = table.iter().map(|(_, case, _)| *case).collect();
+        let tried: BTreeSet<_> = rows(tables).map(|row| row.1).collect();
         assert_eq!(tried, cases.collect(), "{peer}");
     }
 }

@@ -50,17 +50,32 @@ impl Run {
     }
 }
 
-/// Expects that all cases pass, and runs the cases in four parts at once, because they mostly wait.
+/// Returns the names of the cases that run by default.
+pub(crate) fn default_cases(peer: &str) -> Vec<String> {
+    let list = Run::of(&[peer, "--list"]).output;
+    let lines = list.lines().filter(|line| !line.ends_with("(--thorough)"));
+    let cases: Vec<_> = lines
+        .filter_map(|line| line.split_whitespace().next())
+        .map(str::to_owned)
+        .collect();
+    assert!(cases.len() > 40, "{list}");
+    cases
+}
+
+/// Expects that all cases pass.
 #[track_caller]
 pub(crate) fn passes_every_case(peer: &str, run: impl Fn(&[&str]) -> Run + Sync) {
-    let list = Run::of(&[peer, "--list"]).output;
-    let cases = list
-        .lines()
-        .filter_map(|line| line.split_whitespace().next());
-    let cases: Vec<_> = cases.collect();
-    assert!(cases.len() > 40, "{list}");
-    let passes = |part: &[&str]| {
-        let options: Vec<_> = part.iter().flat_map(|case| ["--case", case]).collect();
+    passes(&default_cases(peer), run);
+}
+
+/// Expects that these cases pass, and runs the cases in four parts at once, because they mostly wait.
+#[track_caller]
+pub(crate) fn passes<S: AsRef<str> + Sync>(cases: &[S], run: impl Fn(&[&str]) -> Run + Sync) {
+    let passes = |part: &[S]| {
+        let options: Vec<_> = part
+            .iter()
+            .flat_map(|case| ["--case", case.as_ref()])
+            .collect();
         let run = run(&options);
         assert_eq!(run.code, Some(0), "{}", run.output);
         let passed = run.outcomes.values().filter(|outcome| *outcome == "passed");

@@ -214,6 +214,99 @@ pub(crate) const OF_A_ZTUNNEL: &[Row] = &[
     ),
     ("leak-fd", "storm", "descriptors after the storm"),
     ("keep-nothing", "storm-of-keeps", "which was kept"),
+    (
+        "loopback-only",
+        "listeners-on-every-address",
+        "listeners on [127.0.0.1, ::1]",
+    ),
+    (
+        "v4-only",
+        "listeners-on-every-address",
+        "listeners on [0.0.0.0]",
+    ),
+    (
+        "v6-only",
+        "listeners-on-every-address",
+        "a connection to 127.0.0.1:15001",
+    ),
+    (
+        "never-accepts",
+        "connections-are-accepted",
+        "connections that wait: [(15001, ",
+    ),
+    (
+        "no-reuseport",
+        "ports-can-be-shared",
+        "a second listener on port 15001",
+    ),
+];
+
+/// The faults of the broken ztunnel that only cases with long waits catch.
+pub(crate) const THOROUGH_OF_A_ZTUNNEL: &[Row] = &[
+    (
+        "stops-pods-later",
+        "agent-away-for-long",
+        "while the agent is away",
+    ),
+    (
+        "backoff-of-60s",
+        "agent-away-for-long",
+        "a connection within 17s",
+    ),
+    (
+        "gives-up-on-silence",
+        "silence-before-the-snapshot",
+        "the end of the connection",
+    ),
+    (
+        "gives-up-on-silence",
+        "silence-in-the-snapshot",
+        "the end of the connection",
+    ),
+    (
+        "gives-up-on-silence",
+        "silence-after-the-snapshot",
+        "the end of the connection",
+    ),
+];
+
+/// The faults of the reference ztunnel: the broken ztunnel forwards no connections.
+pub(crate) const OF_THE_REFERENCE: &[Row] = &[
+    (
+        "unmarked-upstreams",
+        "inbound-connections-are-forwarded",
+        "SYN packets without the mark",
+    ),
+    (
+        "unmarked-upstreams",
+        "outbound-connections-are-forwarded",
+        "SYN packets without the mark",
+    ),
+    (
+        "own-source-address",
+        "inbound-connections-are-forwarded",
+        "the client's address 10.77.0.1",
+    ),
+    (
+        "ignores-original-destination",
+        "inbound-connections-are-forwarded",
+        "at the client: the end of the connection",
+    ),
+    (
+        "ignores-original-destination",
+        "outbound-connections-are-forwarded",
+        "at the client: the end of the connection",
+    ),
+    (
+        "forwards-direct-connections",
+        "direct-connections-are-closed",
+        "connections of ztunnel to its own listeners",
+    ),
+    (
+        "del-keeps-connections",
+        "del-ends-connections",
+        "the end of an inbound connection",
+    ),
 ];
 
 pub(crate) const OF_AN_AGENT: &[Row] = &[

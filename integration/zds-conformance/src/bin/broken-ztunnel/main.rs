@@ -59,6 +59,15 @@ const FAULTS: &[&str] = &[
     "no-reconnect",
     "impatient",
     "gives-up-early",
+    "hello-with-unknown-field",
+    "gives-up-on-silence",
+    "stops-pods-later",
+    "backoff-of-60s",
+    "loopback-only",
+    "v4-only",
+    "v6-only",
+    "never-accepts",
+    "no-reuseport",
 ];
 
 fn main() -> ExitCode {
@@ -86,7 +95,8 @@ fn main() -> ExitCode {
         eprintln!("no fault {fault}");
         return ExitCode::from(2);
     }
-    match Ztunnel::new(fault).serve(&PathBuf::from(socket)) {
+    let ztunnel = Ztunnel::new(fault);
+    match ztunnel.and_then(|ztunnel| ztunnel.serve(&PathBuf::from(socket))) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("{error}");

@@ -13,18 +13,31 @@ use std::{
 
 use nix::sched::{CloneFlags, setns};
 use prost::Message as _;
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::JoinSet,
+};
 use zds_client::proto::{WorkloadRequest, workload_request::Payload};
 use zds_conformance::{
-    netns::{MARK, PORTS},
+    netns::PORTS,
     wire::{self, ACK, Connection, HELLO, Incoming, MAX_REQUEST_BYTES, Packet},
 };
 
-use crate::{done::Done, listeners::listen};
+use crate::{
+    done::Done,
+    listeners::{accept, listen},
+};
 
 struct Pod {
     identity: (u64, u64),
-    _listeners: Vec<TcpListener>,
+    _listeners: Listeners,
     _netns: File,
+}
+
+/// The listeners of a pod, with or without tasks that accept connections.
+enum Listeners {
+    Accepting { _tasks: JoinSet<()> },
+    Idle { _sockets: Vec<TcpListener> },
 }
 
 pub(crate) struct Ztunnel {
@@ -37,11 +50,17 @@ pub(crate) struct Ztunnel {
     leaked: Vec<OwnedFd>,
     held_back: Option<Vec<u8>>,
     retry_at: Instant,
+    runtime: Runtime,
 }
 
 impl Ztunnel {
-    pub(crate) fn new(fault: String) -> Self {
-        Self {
+    pub(crate) fn new(fault: String) -> io::Result<Self> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?;
+        Ok(Self {
+            runtime,
             fault,
             pods: BTreeMap::new(),
             pending: BTreeMap::new(),
@@ -51,7 +70,7 @@ impl Ztunnel {
             leaked: Vec::new(),
             held_back: None,
             retry_at: Instant::now(),
-        }
+        })
     }
 
     fn is(&self, fault: &str) -> bool {
@@ -59,18 +78,19 @@ impl Ztunnel {
     }
 
     pub(crate) fn serve(mut self, socket: &Path) -> io::Result<u8> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()?;
-        let mut pause = Duration::from_millis(20);
+        let (mut pause, mut connected_at) = (Duration::from_millis(20), Instant::now());
+        let max_pause = Duration::from_secs(if self.is("backoff-of-60s") { 60 } else { 15 });
         loop {
-            match Connection::connect(runtime.handle(), socket, Duration::from_secs(5)) {
+            if self.is("stops-pods-later") && connected_at.elapsed() > Duration::from_secs(5) {
+                self.pods.clear();
+            }
+            match Connection::connect(self.runtime.handle(), socket, Duration::from_secs(5)) {
                 Ok(connection) => {
                     pause = Duration::from_millis(20);
                     if let Some(code) = self.converse(&connection)? {
                         return Ok(code);
                     }
+                    connected_at = Instant::now();
                     if self.is("no-reconnect") {
                         thread::sleep(Duration::from_secs(3600));
                     }
@@ -78,7 +98,7 @@ impl Ztunnel {
                 Err(_) if self.is("gives-up-early") => return Ok(4),
                 Err(_) => {
                     thread::sleep(pause);
-                    pause = (pause * 2).min(Duration::from_secs(15));
+                    pause = (pause * 2).min(max_pause);
                 }
             }
         }
@@ -107,11 +127,7 @@ impl Ztunnel {
                         None => {}
                     }
                 }
-                Ok(Incoming::Silence)
-                    if self.is("impatient") && heard.elapsed() > Duration::from_secs(1) =>
-                {
-                    break;
-                }
+                Ok(Incoming::Silence) if heard.elapsed() > self.tolerated_silence() => break,
                 Ok(Incoming::Silence) => {
                     if self.is("keepalive") {
                         drop(connection.send(ACK, &[]));
@@ -126,13 +142,22 @@ impl Ztunnel {
         Ok(None)
     }
 
+    fn tolerated_silence(&self) -> Duration {
+        match self.fault.as_str() {
+            "impatient" => Duration::from_secs(1),
+            "gives-up-on-silence" => Duration::from_secs(8),
+            _ => Duration::MAX,
+        }
+    }
+
     fn send_hello(&self, connection: &Connection) -> io::Result<()> {
         if self.is("hello-late") {
             drop(connection.receive(Duration::from_secs(30))?);
         }
-        let hello = match self.fault.as_str() {
+        let hello: &[u8] = match self.fault.as_str() {
             "no-hello" => return Ok(()),
             "wrong-version" => b"\x08\x02",
+            "hello-with-unknown-field" => b"\x08\x01\x10\x05",
             _ => HELLO,
         };
         // An error is ignored, because the next call notices a closed connection.
@@ -314,27 +339,30 @@ impl Ztunnel {
         self.retry_at = Instant::now() + Duration::from_secs(5);
     }
 
-    fn open(&self, netns: &File) -> io::Result<Vec<TcpListener>> {
-        if self.is("listeners-in-own-netns") {
-            return listen(&PORTS, MARK);
+    fn open(&self, netns: &File) -> io::Result<Listeners> {
+        let sockets = self.listen(netns)?;
+        if self.is("never-accepts") {
+            return Ok(Listeners::Idle { _sockets: sockets });
         }
-        let mark = if self.is("unmarked-listeners") {
-            0
-        } else {
-            MARK
-        };
+        accept(sockets, self.runtime.handle()).map(|tasks| Listeners::Accepting { _tasks: tasks })
+    }
+
+    fn listen(&self, netns: &File) -> io::Result<Vec<TcpListener>> {
+        if self.is("listeners-in-own-netns") {
+            return listen(&PORTS, &self.fault);
+        }
         let ports: &[u16] = if self.is("two-listeners") {
             &[15001, 15006]
         } else {
             &PORTS
         };
-        let (opened, inside) = (netns.try_clone()?, self.is("pending-half-open"));
+        let (opened, fault) = (netns.try_clone()?, self.fault.clone());
         let thread = thread::spawn(move || {
             setns(&opened, CloneFlags::CLONE_NEWNET)?;
-            let all = listen(ports, mark);
-            if all.is_err() && inside {
+            let all = listen(ports, &fault);
+            if all.is_err() && fault == "pending-half-open" {
                 // The fault leaves two listeners open for ever.
-                listen(&[15001, 15006], mark)?
+                listen(&[15001, 15006], &fault)?
                     .into_iter()
                     .for_each(std::mem::forget);
             }
