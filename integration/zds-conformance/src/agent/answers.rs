@@ -20,6 +20,12 @@ pub(super) const CASES: &[Case<Bench>] = &[
         run: late_answer,
     },
     Case {
+        name: "impatient-caller",
+        about: "A caller that stops waiting costs no session: ztunnel has longer than the caller.",
+        rules: &["A11"],
+        run: impatient_caller,
+    },
+    Case {
         name: "unasked-answer",
         about: "An answer to nothing ends the session.",
         rules: &["A12"],
@@ -94,6 +100,27 @@ fn late_answer(bench: &mut Bench) -> Outcome {
     drop(ztunnel.send(ACK));
     bench.not_credited(&adding, QUIET, "that was answered too late")?;
     ztunnel.ended(bench.deadline())
+}
+
+fn impatient_caller(bench: &mut Bench) -> Outcome {
+    let (ztunnel, late, next) = (bench.live()?, bench.pod("late")?, bench.pod("next")?);
+    let adding = bench.add_within(&late, bench.setting().ack_timeout / 4);
+    ztunnel.next()?.adds("late", &late.netns)?;
+    bench.not_credited(
+        &adding,
+        bench.setting().ack_timeout / 2,
+        "that was not answered",
+    )?;
+    ztunnel.silent(QUIET)?;
+    ztunnel.ack()?;
+    let adding = bench.add(&next);
+    let mut request = ztunnel.ack_next()?;
+    // An agent may take the failed pod out of the set.
+    if request.describe() == "Del late" {
+        request = ztunnel.ack_next()?;
+    }
+    request.adds("next", &next.netns)?;
+    bench.succeeds(&adding, "next")
 }
 
 fn second_answer(bench: &mut Bench) -> Outcome {

@@ -190,9 +190,13 @@ impl Bench {
 
     /// Starts to add a pod; the caller waits as long as the agent may take.
     pub fn add(&self, pod: &Pod) -> Adding {
+        self.add_within(pod, self.given_up() + self.deadline())
+    }
+
+    /// Starts to add a pod for a caller with the given deadline.
+    pub fn add_within(&self, pod: &Pod, within: Duration) -> Adding {
         let (done, outcome) = mpsc::channel();
         let (driver, workload) = (Arc::clone(&self.setting.driver), pod.workload.clone());
-        let within = self.given_up() + self.deadline();
         thread::spawn(move || done.send(driver.add(&workload, within)));
         Adding(outcome)
     }

@@ -49,6 +49,17 @@ pub(super) const CASES: &[Case<Bench>] = &[
         run: |bench| wrong_hello(bench, ACK),
     },
     Case {
+        name: "hello-with-unknown-field",
+        about: "A hello of version 1 with a field that the agent does not know is a hello.",
+        rules: &["A13"],
+        run: |bench| {
+            bench.seeded([])?;
+            let ztunnel = bench.connect()?;
+            ztunnel.hello_with(b"\x08\x01\x10\x05")?;
+            ztunnel.ack_next()?.is("SnapshotSent")
+        },
+    },
+    Case {
         name: "second-hello",
         about: "A hello in place of an answer ends the session.",
         rules: &["A12"],

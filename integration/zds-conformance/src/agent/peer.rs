@@ -85,8 +85,13 @@ impl Peer {
     }
 
     pub fn hello(&self) -> Outcome {
+        self.hello_with(HELLO)
+    }
+
+    /// Sends bytes that the agent has to accept as a hello.
+    pub fn hello_with(&self, bytes: &[u8]) -> Outcome {
         self.greeted.set(true);
-        self.send(HELLO)
+        self.send(bytes)
     }
 
     pub fn send(&self, bytes: &[u8]) -> Outcome {

@@ -1,12 +1,14 @@
 //! Cases with several ztunnels and many connections.
 
 use std::{
-    collections::BTreeSet,
     thread,
     time::{Duration, Instant},
 };
 
-use super::bench::{Bench, Pod};
+use super::{
+    bench::{Bench, Pod},
+    load::uids,
+};
 use crate::case::{Case, Outcome, check};
 
 pub(super) const CASES: &[Case<Bench>] = &[
@@ -94,12 +96,6 @@ fn silent_ztunnels_hold_up_nobody(bench: &mut Bench) -> Outcome {
     drop((silent, nameless));
     acknowledging.await_pods(&uids(&pods), bench.deadline())?;
     acknowledging.stop().map(drop)
-}
-
-fn uids<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> BTreeSet<String> {
-    pods.into_iter()
-        .map(|pod| pod.workload.uid.clone())
-        .collect()
 }
 
 fn new_session_during_changes(bench: &mut Bench) -> Outcome {

@@ -19,6 +19,12 @@ pub(super) const CASES: &[Case<Bench>] = &[
         run: live_del,
     },
     Case {
+        name: "add-during-del",
+        about: "A pod that is added while its Del is not answered is no success before the next Add is acknowledged.",
+        rules: &["A10", "A22"],
+        run: add_during_del,
+    },
+    Case {
         name: "other-netns",
         about: "A pod that has another netns is told with that one; the old one's acknowledgement does not count.",
         rules: &["A5", "A10", "A21"],
@@ -74,6 +80,21 @@ fn live_del(bench: &mut Bench) -> Outcome {
         "A23: Add p1 alone in the next snapshot",
         || format!("{named:?}"),
     )
+}
+
+fn add_during_del(bench: &mut Bench) -> Outcome {
+    let (ztunnel, pod) = (bench.live()?, bench.pod("p0")?);
+    let adding = bench.add(&pod);
+    ztunnel.ack_next()?.adds("p0", &pod.netns)?;
+    bench.succeeds(&adding, "p0")?;
+    bench.remove("p0")?;
+    ztunnel.next()?.is("Del p0")?;
+    let adding = bench.add(&pod);
+    bench.not_credited(&adding, QUIET, "while the Del of the pod is not answered")?;
+    ztunnel.ack()?;
+    ztunnel.next()?.adds("p0", &pod.netns)?;
+    ztunnel.nack("failure to start proxy : conformance")?;
+    bench.not_credited(&adding, QUIET, "that was refused after the Del of the pod")
 }
 
 fn other_netns(bench: &mut Bench) -> Outcome {

@@ -423,4 +423,31 @@ pub(crate) const OF_AN_AGENT: &[Row] = &[
         "a ztunnel that knows",
     ),
     ("forgets-del", "storm", "a ztunnel that knows"),
+    (
+        "hello-strict",
+        "hello-with-unknown-field",
+        "a connection that stays",
+    ),
+    ("leak-fd-at-move", "descriptors-after-moves", "A24:"),
+    (
+        "voided-ack-credited",
+        "add-during-del",
+        "while the Del of the pod is not answered",
+    ),
+    (
+        "caller-ends-session",
+        "impatient-caller",
+        "a connection that stays",
+    ),
+    (
+        "info-in-snapshot-ignored",
+        "other-information-in-the-snapshot",
+        "A21: Del",
+    ),
+    ("dels-last", "removal-under-load", "A26: at most"),
+    (
+        "snapshot-ends-last",
+        "snapshot-under-load",
+        "A26: SnapshotSent",
+    ),
 ];

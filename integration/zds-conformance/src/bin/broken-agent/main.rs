@@ -36,6 +36,7 @@ const FAULTS: &[&str] = &[
     "before-set",
     "no-hello-timeout",
     "hello-unchecked",
+    "hello-strict",
     "second-hello-ignored",
     "two-fds",
     "no-fd",
@@ -72,6 +73,12 @@ const FAULTS: &[&str] = &[
     "head-of-line",
     "unpaced",
     "leak-fd",
+    "leak-fd-at-move",
+    "voided-ack-credited",
+    "caller-ends-session",
+    "info-in-snapshot-ignored",
+    "dels-last",
+    "snapshot-ends-last",
 ];
 
 const USAGE: &str = "\

@@ -14,7 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use zds_client::proto::workload_request::Payload;
+use prost::Message as _;
+use zds_client::proto::{Version, ZdsHello, workload_request::Payload};
 use zds_conformance::wire::{self, Connection, HELLO, Incoming};
 
 use crate::state::{Agent, PodState, State, Wanted};
@@ -46,6 +47,8 @@ struct Session<'a> {
     greeted: bool,
     since: Instant,
     snapshot_sent: bool,
+    /// The pods of the set at the beginning of the snapshot.
+    to_name: Option<BTreeSet<String>>,
     asked: VecDeque<Asked>,
     /// The faults that have happened already and happen only once.
     done: BTreeSet<&'static str>,
@@ -60,6 +63,7 @@ pub(crate) fn attend(agent: &Arc<Agent>, connection: &Connection) {
         greeted: false,
         since: Instant::now(),
         snapshot_sent: false,
+        to_name: None,
         asked: VecDeque::new(),
         done: BTreeSet::new(),
     };
@@ -109,6 +113,9 @@ impl Session<'_> {
             Ok(Incoming::Silence) => {}
         }
         self.check_timeouts()?;
+        if self.agent.state().ended.contains(&self.id) {
+            return None;
+        }
         let busy = !self.asked.is_empty() && !self.is("pipelined");
         if self.greeted && !busy {
             self.send_next()
@@ -127,7 +134,9 @@ impl Session<'_> {
 
     fn take(&mut self, bytes: &[u8]) -> Option<()> {
         if !self.greeted {
-            if bytes != HELLO && !self.is("hello-unchecked") {
+            let hello = ZdsHello::decode(bytes).is_ok_and(|hello| hello.version() == Version::V1);
+            let accepted = hello && (bytes == HELLO || !self.is("hello-strict"));
+            if !accepted && !self.is("hello-unchecked") {
                 return None;
             }
             self.greet();
@@ -265,6 +274,17 @@ impl Session<'_> {
         if blocked || !(state.seeded || agent.is("before-set")) {
             return None;
         }
+        let pods = || state.wanted.keys().cloned().collect();
+        let to_name = self.to_name.get_or_insert_with(pods);
+        let states = state.sessions.get(&self.id);
+        let is_named = |uid: &String| {
+            !state.wanted.contains_key(uid) || states.is_some_and(|it| it.contains_key(uid))
+        };
+        let ends = !self.snapshot_sent && to_name.iter().all(is_named);
+        if ends && !self.is("snapshot-ends-last") {
+            drop(state);
+            return self.end_of_snapshot();
+        }
         if let Some(next) = self.change(&state) {
             return Some(next);
         }
@@ -298,13 +318,14 @@ impl Session<'_> {
         self.asked.iter().any(same)
     }
 
-    /// Returns the change for the first pod whose state in this ztunnel is not the desired state.
+    /// Returns the change for a pod whose state in this ztunnel is not the desired state: a Del if any is due.
     fn change(&self, state: &State) -> Option<(About, Payload)> {
         let nothing = BTreeMap::new();
         let states = state.sessions.get(&self.id).unwrap_or(&nothing);
         let uids: BTreeSet<_> = state.wanted.keys().chain(states.keys()).collect();
         let last = state.wanted.keys().next_back();
         let newest = state.sessions.keys().next_back() == Some(&self.id);
+        let mut other = None;
         for uid in uids {
             let left_out = self.is("leaves-one-out") && Some(uid) == last && state.wanted.len() > 1;
             if left_out || self.waits_for(&About::Del(uid.clone())) {
@@ -312,11 +333,14 @@ impl Session<'_> {
             }
             let next = self.step_for(uid, states.get(uid), state.wanted.get(uid));
             let add = matches!(next, Some((About::Add(..), _)));
-            if next.is_some() && !(add && self.is("latest-only") && !newest) {
+            let del = matches!(next, Some((About::Del(..), _)));
+            let next = next.filter(|_| !(add && self.is("latest-only") && !newest));
+            if next.is_some() && del != self.is("dels-last") {
                 return next;
             }
+            other = other.or(next);
         }
-        None
+        other
     }
 
     fn step_for(
@@ -366,6 +390,7 @@ impl Session<'_> {
                     (true, "info-change-ignored") | (false, "netns-change-ignored") => {
                         add(&same_as_before(wanted, self))
                     }
+                    (true, "info-in-snapshot-ignored") if !self.snapshot_sent => add(wanted),
                     (true, _) => del(),
                     (false, _) => add(wanted),
                 }

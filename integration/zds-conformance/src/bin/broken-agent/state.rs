@@ -1,7 +1,7 @@
 //! The desired state, and the state of each ztunnel.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     os::unix::fs::MetadataExt as _,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -45,6 +45,8 @@ pub(crate) struct State {
     pub(crate) removed: BTreeMap<String, Wanted>,
     pub(crate) leaked: Vec<File>,
     pub(crate) credited_by_close: Vec<u64>,
+    /// The sessions that end at once.
+    pub(crate) ended: BTreeSet<u64>,
     counter: u64,
 }
 
@@ -100,8 +102,15 @@ impl Agent {
     pub(crate) fn add(&self, line: &str, seconds: f64) -> Result<(), String> {
         let wanted = self.parse(line)?;
         let (uid, version) = (wanted.add.uid.clone(), wanted.version);
+        if let (true, Some((file, _))) = (self.is("leak-fd-at-move"), &wanted.netns) {
+            let mut state = self.state();
+            if state.wanted.contains_key(&uid) {
+                state.leaked.extend(file.try_clone());
+            }
+        }
+        let is_served = self.state().knows(&uid);
         let before = self.state().wanted.insert(uid.clone(), wanted);
-        if self.is("early-success") {
+        if self.is("early-success") || (self.is("voided-ack-credited") && is_served) {
             return Ok(());
         }
         let old = before
@@ -123,6 +132,12 @@ impl Agent {
             thread::sleep(Duration::from_millis(3));
         };
         let mut state = self.state();
+        if self.is("caller-ends-session") {
+            let State {
+                sessions, ended, ..
+            } = &mut *state;
+            ended.extend(sessions.keys());
+        }
         match before {
             Some(before) => drop(state.wanted.insert(uid, before)),
             None => drop(state.wanted.remove(&uid)),
@@ -169,6 +184,13 @@ impl Agent {
 }
 
 impl State {
+    fn knows(&self, uid: &str) -> bool {
+        let states = self.sessions.values().map(|states| states.get(uid));
+        states
+            .flatten()
+            .any(|state| matches!(state, PodState::Added { .. }))
+    }
+
     fn serves(&self, uid: &str, wanted: u64) -> bool {
         let serves = |states: &BTreeMap<String, PodState>| matches!(states.get(uid), Some(PodState::Added { version, .. }) if *version == wanted);
         self.sessions.values().any(serves) || self.credited_by_close.contains(&wanted)
