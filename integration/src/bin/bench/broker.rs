@@ -1,106 +1,89 @@
-//! Measures adds and snapshots of the broker, and compares both with bare packets with a descriptor to the same
-//! ztunnel.
+//! Measures adds, snapshots and sets of one or several brokers, beside few and many workloads.
 
 mod peers;
 mod subject;
 
-use std::time::{Duration, Instant};
+use std::{path::Path, time::Duration};
 
 use anyhow::Context as _;
 use tokio::runtime::Runtime;
 
-use crate::{
-    print_line,
-    table::{Row, table},
-};
+use crate::{print_line, table::Row};
 
-use peers::Bare;
 pub(crate) use peers::{ZTUNNEL, ztunnel};
 use subject::Subject;
 
-const FEW: u64 = 10;
-const MANY: u64 = 1000;
+const SIZES: [u64; 4] = [100, 250, 1_000, 4_000];
 
-const CALLERS: u64 = 16;
+/// The messages to ztunnel for one workload that is added and removed.
+const MESSAGES: u32 = 2;
 
-pub(crate) fn broker(samples: usize) -> anyhow::Result<()> {
+/// A broker with its measurements.
+struct Side<'a> {
+    name: &'a str,
+    broker: Subject,
+    add: Row,
+    live: Duration,
+    snapshot: Duration,
+    set: Row,
+}
+
+/// Measures the broker of each side, given as NAME=DIRECTORY.
+pub(crate) fn broker(samples: usize, sides: &[String]) -> anyhow::Result<()> {
     let runtime = Runtime::new()?;
     let _inside = runtime.enter();
-    let mut bare = runtime.block_on(Bare::connect())?;
-    let mut few = runtime.block_on(Subject::with(FEW))?;
-    let mut many = runtime.block_on(Subject::with(MANY))?;
-    runtime.block_on(adds(samples, &mut bare, &mut few, &mut many))?;
-    runtime.block_on(snapshots(samples.min(20), &mut bare, &mut few, &mut many))?;
-    runtime.block_on(rate(samples, &few, &many))
-}
-
-async fn adds(
-    samples: usize,
-    bare: &mut Bare,
-    few: &mut Subject,
-    many: &mut Subject,
-) -> anyhow::Result<()> {
-    let mut rows = [
-        Row::new("bare: a packet with a descriptor to ztunnel, its answer back"),
-        Row::new("a call of the broker that changes nothing"),
-        Row::new("AddWorkload, where 10 are served"),
-        Row::new("AddWorkload, where 1,000 are served"),
-    ];
-    for _ in 0..samples {
-        let times = [
-            bare.round_trip().await?,
-            few.call().await?,
-            few.add_and_remove().await?,
-            many.add_and_remove().await?,
-        ];
-        crate::table::record(&mut rows, times);
+    print_line(
+        "\n### The broker\n\n| workloads | broker | AddWorkload, ms: median | p99 | processor time of a live message, us | of a message in a snapshot, us | SetWorkloads again, ms | resident, MiB |\n|---|---|---|---|---|---|---|---|",
+    )?;
+    for size in SIZES {
+        runtime.block_on(measure(samples, size, sides))?;
     }
-    table("The broker: one add", &rows)
+    Ok(())
 }
 
-/// Measures the time per workload from ztunnel's hello to the end of the snapshot.
-async fn snapshots(
-    samples: usize,
-    bare: &mut Bare,
-    few: &mut Subject,
-    many: &mut Subject,
-) -> anyhow::Result<()> {
-    let mut rows = [
-        Row::new("bare: 1,000 packets, each answered before the next; per packet"),
-        Row::new("a snapshot of 1,000, per workload"),
-        Row::new("a snapshot of 10, per workload"),
-    ];
+/// Measures all sides in alternation, and prints a row for each.
+async fn measure(samples: usize, size: u64, sides: &[String]) -> anyhow::Result<()> {
+    let mut all = Vec::new();
+    for side in sides {
+        let (name, programs) = side.split_once('=').context("a side is NAME=DIRECTORY")?;
+        all.push(Side {
+            name,
+            broker: Subject::with(size, &Path::new(programs).join("ztunnel-broker")).await?,
+            add: Row::new("AddWorkload"),
+            live: Duration::ZERO,
+            snapshot: Duration::ZERO,
+            set: Row::new("SetWorkloads"),
+        });
+    }
     for _ in 0..samples {
-        let started = Instant::now();
-        for _ in 0..MANY {
-            bare.round_trip().await?;
+        for side in &mut all {
+            let before = side.broker.processor_time()?;
+            side.add.times.push(side.broker.add_and_remove().await?);
+            side.live += side.broker.processor_time()? - before;
         }
-        let each = |time: Duration, count: u64| -> anyhow::Result<Duration> {
-            Ok(time / u32::try_from(count).context("a small count")?)
-        };
-        let times = [
-            each(started.elapsed(), MANY)?,
-            each(many.snapshot().await?, MANY)?,
-            each(few.snapshot().await?, FEW)?,
-        ];
-        crate::table::record(&mut rows, times);
     }
-    table("The broker: a snapshot", &rows)
-}
-
-/// Measures the rate of adds by many concurrent callers on one session.
-async fn rate(samples: usize, few: &Subject, many: &Subject) -> anyhow::Result<()> {
-    let count = u64::try_from(samples)?.max(CALLERS);
-    for (subject, served) in [(few, FEW), (many, MANY)] {
-        let took = subject.add_all(count, CALLERS).await?;
-        #[expect(
-            clippy::as_conversions,
-            clippy::cast_precision_loss,
-            reason = "a small count, for people"
-        )]
-        let rate = count as f64 / took.as_secs_f64();
+    let snapshots = samples.min(20);
+    for _ in 0..snapshots {
+        for side in &mut all {
+            let before = side.broker.processor_time()?;
+            side.broker.snapshot().await?;
+            side.snapshot += side.broker.processor_time()? - before;
+            side.set.times.push(side.broker.set_again().await?);
+        }
+    }
+    let (samples, snapshots) = (u32::try_from(samples)?, u32::try_from(snapshots)?);
+    for side in all {
+        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+        let live = micros(side.live / samples / MESSAGES);
+        let in_snapshot = micros(side.snapshot / snapshots / u32::try_from(size)?);
+        let millis = |row: &Row, share| row.quantile(share) / 1e3;
         print_line(&format!(
-            "\n{count} adds by {CALLERS} callers through one session, where {served} are served: {rate:.0} a second"
+            "| {size} | {} | {:.2} | {:.2} | {live:.0} | {in_snapshot:.0} | {:.1} | {:.1} |",
+            side.name,
+            millis(&side.add, 0.5),
+            millis(&side.add, 0.99),
+            millis(&side.set, 0.5),
+            side.broker.resident_mib()?
         ))?;
     }
     Ok(())

@@ -60,7 +60,7 @@ fn run() -> anyhow::Result<()> {
     let load = || fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load_before = load();
     match what.as_str() {
-        "broker" => broker::broker(samples)?,
+        "broker" => broker::broker(samples, sides)?,
         "injector" => injector::injector(samples)?,
         "quick" => agents(samples, sides, Growth::Skipped)?,
         "all" => agents(samples, sides, Growth::Measured)?,

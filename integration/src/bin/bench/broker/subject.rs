@@ -15,8 +15,8 @@ use inpod_proto::{
     types::v1::{NetnsId, SandboxRef, WorkloadInfo},
     ztunnelbroker::v1::{
         AddWorkloadRequest, ListWorkloadsRequest, RemoveWorkloadRequest, SessionPhase,
-        SetWorkloadsRequest, SetZtunnelsRequest, WatchSessionsRequest, Workload,
-        watch_sessions_response::Event, ztunnel_broker_service_client::ZtunnelBrokerServiceClient,
+        SetWorkloadsRequest, WatchSessionsRequest, Workload, watch_sessions_response::Event,
+        ztunnel_broker_service_client::ZtunnelBrokerServiceClient,
     },
 };
 use prost::Message as _;
@@ -38,7 +38,8 @@ pub(super) struct Subject {
     revision: AtomicU64,
     netconfig: JoinHandle<()>,
     ztunnel: Running,
-    _broker: Running,
+    broker: Running,
+    workloads: u64,
     dir: tempfile::TempDir,
 }
 
@@ -49,22 +50,16 @@ impl Drop for Subject {
 }
 
 impl Subject {
-    pub(super) async fn with(workloads: u64) -> anyhow::Result<Self> {
+    pub(super) async fn with(workloads: u64, program: &Path) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let netns_socket = dir.path().join("netns/netns.sock");
         fs::create_dir(dir.path().join("netns"))?;
         let netconfig = tokio::spawn(hand_out(UnixListener::bind(&netns_socket)?));
-        let broker = start(dir.path())?;
+        let broker = start(program, dir.path())?;
         let channel = inpod_service::channel(&inpod_service::socket(dir.path(), "ztunnel-broker"));
         let mut client =
             ZtunnelBrokerServiceClient::new(channel).max_decoding_message_size(64 * 1024 * 1024);
         let instance_id = instance_id(&mut client).await?;
-        let set = SetWorkloadsRequest {
-            instance_id: instance_id.clone(),
-            revision: workloads.max(1),
-            workloads: (1..=workloads).map(workload).collect::<Result<_, _>>()?,
-        };
-        client.set_workloads(set).await?;
         let ztunnel = Running::ztunnel(&dir.path().join("ztunnel.sock"))?;
         let subject = Self {
             client,
@@ -72,9 +67,11 @@ impl Subject {
             revision: AtomicU64::new(workloads),
             netconfig,
             ztunnel,
-            _broker: broker,
+            broker,
+            workloads,
             dir,
         };
+        subject.set_again().await?;
         subject.live().await?;
         Ok(subject)
     }
@@ -83,14 +80,37 @@ impl Subject {
         self.revision.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    pub(super) async fn call(&mut self) -> anyhow::Result<Duration> {
-        let request = SetZtunnelsRequest {
+    /// Sends the whole set, and returns the time of the call.
+    pub(super) async fn set_again(&self) -> anyhow::Result<Duration> {
+        let set = SetWorkloadsRequest {
             instance_id: self.instance_id.clone(),
-            pod_uids: Vec::new(),
+            revision: self.revision.load(Ordering::Relaxed),
+            workloads: (1..=self.workloads)
+                .map(workload)
+                .collect::<Result<_, _>>()?,
         };
         let started = Instant::now();
-        self.client.set_ztunnels(request).await?;
+        self.client.clone().set_workloads(set).await?;
         Ok(started.elapsed())
+    }
+
+    /// Returns the processor time of all threads so far (the first field of schedstat, in nanoseconds).
+    pub(super) fn processor_time(&self) -> anyhow::Result<Duration> {
+        let mut total = Duration::ZERO;
+        for thread in fs::read_dir(format!("/proc/{}/task", self.broker.pid()))? {
+            let text = fs::read_to_string(thread?.path().join("schedstat"))?;
+            let time = text.split_whitespace().next().context("schedstat")?;
+            total += Duration::from_nanos(time.parse()?);
+        }
+        Ok(total)
+    }
+
+    pub(super) fn resident_mib(&self) -> anyhow::Result<f64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.broker.pid()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.split_whitespace().next());
+        let kib: f64 = kib.context("VmRSS")?.parse()?;
+        Ok(kib / 1024.0)
     }
 
     pub(super) async fn add_and_remove(&mut self) -> anyhow::Result<Duration> {
@@ -122,24 +142,8 @@ impl Subject {
         Ok(())
     }
 
-    /// Adds `count` workloads with `callers` concurrent callers, then removes the workloads; returns the time of the
-    /// adds.
-    pub(super) async fn add_all(&self, count: u64, callers: u64) -> anyhow::Result<Duration> {
-        let numbers: Vec<_> = (0..count).map(|_| self.next()).collect();
-        let started = Instant::now();
-        for some in numbers.chunks(usize::try_from(callers)?) {
-            let adding = some.iter().map(|number| self.add(*number));
-            futures_util::future::try_join_all(adding).await?;
-        }
-        let took = started.elapsed();
-        for number in numbers {
-            self.remove(number).await?;
-        }
-        Ok(took)
-    }
-
-    /// Restarts the ztunnel, and returns the time from the hello to the end of the snapshot.
-    pub(super) async fn snapshot(&mut self) -> anyhow::Result<Duration> {
+    /// Restarts the ztunnel, and waits for the end of its snapshot.
+    pub(super) async fn snapshot(&mut self) -> anyhow::Result<()> {
         let mut client = self.client.clone();
         let sessions = client.list_workloads(ListWorkloadsRequest {}).await?;
         let sessions = sessions.into_inner().sessions;
@@ -149,7 +153,6 @@ impl Subject {
             .await?
             .into_inner();
         self.ztunnel = Running::ztunnel(&self.dir.path().join("ztunnel.sock"))?;
-        let mut began = None;
         loop {
             let message = timeout(TIMEOUT, events.message()).await??;
             let event = message.and_then(|message| message.event);
@@ -157,11 +160,8 @@ impl Subject {
                 continue;
             };
             let phase = session.phase();
-            if session.session_id > session_id && phase == SessionPhase::Snapshot {
-                began = Some(Instant::now());
-            }
             if session.session_id > session_id && phase == SessionPhase::Live {
-                return Ok(began.context("no hello was seen")?.elapsed());
+                return Ok(());
             }
         }
     }
@@ -181,8 +181,8 @@ impl Subject {
     }
 }
 
-fn start(dir: &Path) -> anyhow::Result<Running> {
-    let mut command = Command::new(integration::bin("ztunnel-broker")?);
+fn start(program: &Path, dir: &Path) -> anyhow::Result<Running> {
+    let mut command = Command::new(program);
     command
         .args(["--peer", "uid", "--ztunnel-peer", "uid", "--run-dir"])
         .arg(dir)
