@@ -43,8 +43,10 @@ pub enum Fault {
     IgnoresOriginalDestination,
     /// Forward direct connections to the listeners, too: a loop, unless rules of the netns stop the second connection.
     ForwardsDirectConnections,
-    /// Let the live connections of a deleted pod go on.
+    /// Let the live connections of a deleted or moved pod go on.
     DelKeepsConnections,
+    /// Stop every pod when the connection to the agent ends.
+    DisconnectStopsPods,
 }
 
 impl FromStr for Fault {
@@ -60,6 +62,7 @@ impl FromStr for Fault {
             ("ignores-original-destination", "") => Ok(Self::IgnoresOriginalDestination),
             ("forwards-direct-connections", "") => Ok(Self::ForwardsDirectConnections),
             ("del-keeps-connections", "") => Ok(Self::DelKeepsConnections),
+            ("disconnect-stops-pods", "") => Ok(Self::DisconnectStopsPods),
             ("ack-delay-ms", delay) => {
                 let delay = delay.parse().map_err(|error| format!("{error}"))?;
                 Ok(Self::AckDelay(Duration::from_millis(delay)))
@@ -100,7 +103,8 @@ const FAULT_HELP: &str = "Misbehave on purpose: \
     own-source-address (connect to applications from the pod's address), \
     ignores-original-destination (connect to the listener's own address), \
     forwards-direct-connections (forward what nothing redirected), \
-    del-keeps-connections (let connections outlive their pod)";
+    del-keeps-connections (let connections outlive their pod), \
+    disconnect-stops-pods (stop every pod when the agent disconnects)";
 
 fn command() -> Command {
     Command::new("reference-ztunnel")

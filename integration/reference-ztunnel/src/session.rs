@@ -105,6 +105,9 @@ impl Ztunnel {
             let end = self.session(client).await;
             tracing::info!("disconnected from the agent");
             self.connected = false;
+            if self.options.fault == Fault::DisconnectStopsPods {
+                stop(self.pods.take()).await;
+            }
             self.publish();
             if let End::Violation(violation) = end {
                 return violation;
@@ -172,12 +175,8 @@ impl Ztunnel {
                 Ok(())
             }
             Received::Del { uid } => {
-                match self.pods.del(&uid) {
-                    Some(proxy) if self.options.fault == Fault::DelKeepsConnections => {
-                        linger(proxy);
-                    }
-                    proxy => stop(proxy).await,
-                }
+                let proxy = self.pods.del(&uid);
+                self.end(proxy).await;
                 Ok(())
             }
             Received::SnapshotSent => {
@@ -195,9 +194,16 @@ impl Ztunnel {
         match self.pods.add(&workload) {
             Admission::Running => Ok(()),
             Admission::Start { replaced } => {
-                stop(replaced).await;
+                self.end(replaced).await;
                 self.start(workload).await
             }
+        }
+    }
+
+    async fn end(&self, proxy: Option<Proxy>) {
+        match proxy {
+            Some(proxy) if self.options.fault == Fault::DelKeepsConnections => linger(proxy),
+            proxy => stop(proxy).await,
         }
     }
 

@@ -69,7 +69,7 @@ pub struct Network {
 pub struct Forwarded {
     name: String,
     client: TcpStream,
-    _server: TcpStream,
+    server: TcpStream,
     /// The client's address, as the server sees it.
     pub source: IpAddr,
 }
@@ -157,7 +157,7 @@ impl Network {
         let mut client = client
             .or_else(|error| failed(format!("ztunnel accepts an {name}"), error.to_string()))?;
         client.write_all(REQUEST)?;
-        let Some((mut server, source)) = accept(&server, deadline)? else {
+        let Some((server, source)) = accept(&server, deadline)? else {
             let seen = format!(
                 "no connection there; at the client: {}",
                 describe(&mut client)
@@ -165,15 +165,14 @@ impl Network {
             return failed(format!("ztunnel forwards an {name}"), seen);
         };
         server.set_read_timeout(Some(deadline))?;
-        let expected = format!("a request and a response through an {name}");
-        exchange_bytes(&mut client, &mut server)
-            .or_else(|error| failed(expected, error.to_string()))?;
-        Ok(Forwarded {
+        let mut forwarded = Forwarded {
             name,
             client,
-            _server: server,
+            server,
             source: source.ip().to_canonical(),
-        })
+        };
+        forwarded.respond("")?;
+        Ok(forwarded)
     }
 
     /// Returns the count of a counter of the rules.
@@ -189,6 +188,25 @@ impl Network {
 }
 
 impl Forwarded {
+    /// Sends another request and its response through ztunnel.
+    pub fn exchange(&mut self, when: &str) -> Outcome {
+        // The request fails if ztunnel has ended the connection; the response then fails, too.
+        drop(self.client.write_all(REQUEST));
+        self.respond(when)
+    }
+
+    /// Reads a request on the server's side, and sends the response to the client.
+    fn respond(&mut self, when: &str) -> Outcome {
+        let name = &self.name;
+        let expected = format!("a request and a response through an {name} {when}");
+        let responded = (|| {
+            self.server.read_exact(&mut [0; REQUEST.len()])?;
+            self.server.write_all(RESPONSE)?;
+            self.client.read_exact(&mut [0; RESPONSE.len()])
+        })();
+        responded.or_else(|error| failed(expected.trim_end(), error.to_string()))
+    }
+
     /// Fails unless the client sees the end of the connection within `deadline`.
     pub fn ended(&mut self, deadline: Duration, when: &str) -> Outcome {
         self.client.set_read_timeout(Some(deadline))?;
@@ -202,12 +220,6 @@ impl Forwarded {
 
 const REQUEST: &[u8] = b"request";
 const RESPONSE: &[u8] = b"response";
-
-fn exchange_bytes(client: &mut TcpStream, server: &mut TcpStream) -> io::Result<()> {
-    server.read_exact(&mut [0; REQUEST.len()])?;
-    server.write_all(RESPONSE)?;
-    client.read_exact(&mut [0; RESPONSE.len()])
-}
 
 const END: &str = "the end of the connection";
 

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::{
     bench::Bench,
-    network::{self, Direction, Network, UID},
+    network::{self, Direction, Forwarded, Network, UID},
     session::Session,
 };
 use crate::{
@@ -36,6 +36,18 @@ pub(super) const CASES: &[Case<Bench>] = &[
         about: "The connections of a deleted pod end.",
         rules: &["D8"],
         run: del_ends_connections,
+    },
+    Case {
+        name: "move-ends-connections",
+        about: "The connections of a pod that moves to another network namespace end.",
+        rules: &["D8"],
+        run: move_ends_connections,
+    },
+    Case {
+        name: "connections-outlive-the-agent",
+        about: "The end of a connection to the agent ends no connection of a pod.",
+        rules: &["D8", "Z13"],
+        run: connections_outlive_the_agent,
     },
 ];
 
@@ -94,15 +106,42 @@ fn direct_connections_are_closed(bench: &mut Bench) -> Outcome {
     Ok(())
 }
 
-fn del_ends_connections(bench: &mut Bench) -> Outcome {
-    let (session, network) = carrying(bench)?;
+/// Opens connections in both directions and families.
+fn open(network: &Network) -> Outcome<Vec<Forwarded>> {
     let mut live = Vec::new();
     for pair in network.pairs() {
         live.push(network.forward(Direction::Inbound, pair)?);
         live.push(network.forward(Direction::Outbound, pair)?);
     }
+    Ok(live)
+}
+
+fn del_ends_connections(bench: &mut Bench) -> Outcome {
+    let (session, network) = carrying(bench)?;
+    let mut live = open(&network)?;
     session.ok(wire::del(UID))?;
     bench.unserved(&network.pod, "after Del")?;
     live.iter_mut()
         .try_for_each(|connection| connection.ended(bench.deadline(), "after the Del of its pod"))
+}
+
+fn move_ends_connections(bench: &mut Bench) -> Outcome {
+    let (session, network) = carrying(bench)?;
+    let mut live = open(&network)?;
+    let other = bench.pod()?;
+    session.add(UID, &other)?;
+    bench.unserved(&network.pod, "whose workload has moved to another netns")?;
+    live.iter_mut()
+        .try_for_each(|connection| connection.ended(bench.deadline(), "after the move of its pod"))
+}
+
+fn connections_outlive_the_agent(bench: &mut Bench) -> Outcome {
+    let (session, network) = carrying(bench)?;
+    let mut live = open(&network)?;
+    drop(session);
+    let session = bench.reconnected()?;
+    session.ok(wire::keep(UID))?;
+    session.ok(wire::snapshot_sent())?;
+    live.iter_mut()
+        .try_for_each(|connection| connection.exchange("after a reconnect"))
 }

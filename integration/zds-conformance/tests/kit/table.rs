@@ -307,6 +307,16 @@ pub(crate) const OF_THE_REFERENCE: &[Row] = &[
         "del-ends-connections",
         "the end of an inbound connection",
     ),
+    (
+        "del-keeps-connections",
+        "move-ends-connections",
+        "the end of an inbound connection",
+    ),
+    (
+        "disconnect-stops-pods",
+        "connections-outlive-the-agent",
+        "after a reconnect",
+    ),
 ];
 
 pub(crate) const OF_AN_AGENT: &[Row] = &[
