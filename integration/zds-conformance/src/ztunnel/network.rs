@@ -39,6 +39,7 @@ const SERVER_PORT: u16 = 8080;
 /// The port from which the application connects; the guard takes other source ports for ztunnel's.
 const APPLICATION_PORT: u16 = 7001;
 
+const LOOPS: &str = include_str!("loops.nft");
 const RULES: &str = include_str!("redirection.nft");
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -118,7 +119,12 @@ impl Network {
             );
             ip(&self.pod, &[family, "-batch", "-"], routes)?;
         }
-        nft(&self.pod, &["-f", "-"], RULES.to_owned()).map(drop)
+        nft(&self.pod, &["-f", "-"], format!("{LOOPS}{RULES}")).map(drop)
+    }
+
+    /// Stops ztunnel's connections to its own listeners, in a pod without the rules of Istio's agent.
+    pub fn stop_loops(&self) -> Outcome {
+        nft(&self.pod, &["-f", "-"], LOOPS.to_owned()).map(drop)
     }
 
     /// Returns the addresses of the pod and its client for each family that the kernel has.
