@@ -6,6 +6,7 @@
 
 mod error;
 mod message;
+pub(crate) mod own;
 mod raw;
 pub(crate) mod route;
 
@@ -19,19 +20,17 @@ use std::{
     hash::BuildHasher as _,
     io,
     os::fd::{AsRawFd as _, OwnedFd},
-    sync::{
-        OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
 };
 
+use inpod_types::NetnsId;
 use netlink_bindings::traits::NetlinkRequest;
 use nix::{
     libc,
     sys::{
         socket::{
-            AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv,
-            send, setsockopt, socket, sockopt,
+            AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt,
+            socket, sockopt,
         },
         time::TimeVal,
     },
@@ -71,22 +70,19 @@ pub(crate) fn requests() -> u64 {
     REQUESTS.load(Ordering::Relaxed)
 }
 
-/// Returns the port by which notifications of pods' netns name netconfig's own sockets (`nlmsg_pid`). netconfig
-/// reads back its own changes and needs no notification. Other processes cannot guess the port, and therefore
-/// cannot hide a change behind the port.
-pub(crate) fn own_port() -> u32 {
-    static PORT: OnceLock<u32> = OnceLock::new();
-    // Neither pids nor the kernel's own choices (netlink_autobind) are in this range.
-    *PORT.get_or_init(|| {
-        let random = RandomState::new().hash_one(()) & 0x3fff_ffff;
-        0x4000_0000 | u32::try_from(random).unwrap_or_default()
-    })
+/// Returns a number for the first message of a socket, so low that numbers do not wrap.
+fn random_start() -> u32 {
+    let random = RandomState::new().hash_one(()) & 0x3fff_ffff;
+    u32::try_from(random).unwrap_or_default()
 }
 
 /// A netlink socket, which belongs to the netns in which it was opened even when used from another netns.
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: OwnedFd,
+    protocol: SockProtocol,
+    /// The claimed netns whose notifications of own changes are recognized.
+    claimed: Option<NetnsId>,
     sequence: u32,
     buffer: Vec<u8>,
 }
@@ -106,19 +102,16 @@ impl Socket {
         setsockopt(&fd, sockopt::ReceiveTimeout, &timeout)?;
         Ok(Self {
             fd,
-            sequence: 0,
+            protocol,
+            claimed: None,
+            sequence: random_start(),
             buffer: vec![0; RECEIVE_BYTES],
         })
     }
 
-    /// Opens a socket in the calling thread's netns, with [`own_port`] if the port is free in the netns.
-    pub(crate) fn open_own(protocol: SockProtocol) -> io::Result<Self> {
-        let opened = Self::open(protocol)?;
-        match bind(opened.fd.as_raw_fd(), &NetlinkAddr::new(own_port(), 0)) {
-            // If another session uses the port, the kernel chooses a port on the first request.
-            Ok(()) | Err(nix::Error::EADDRINUSE) => Ok(opened),
-            Err(errno) => Err(errno.into()),
-        }
+    /// Recognizes the notifications of later changes as netconfig's own (see [`own`]). The netns must be the socket's.
+    pub(crate) fn set_claimed(&mut self, netns: NetnsId) {
+        self.claimed = Some(netns);
     }
 
     /// Sizes the send buffer, including the kernel's overhead.
@@ -143,6 +136,32 @@ impl Socket {
         batch.push(request);
         batch.acknowledge_last();
         self.transact(act, &batch)
+    }
+
+    /// Sends a request that changes what the kernel notifies of once.
+    pub(crate) fn change<R: NetlinkRequest>(
+        &mut self,
+        act: &str,
+        request: &R,
+    ) -> Result<(), KernelError> {
+        let mut batch = self.batch();
+        batch.push(request);
+        batch.acknowledge_last();
+        self.transact_change(act, &batch)
+    }
+
+    /// Sends a batch of which the kernel notifies once, and waits like [`Self::transact`].
+    pub(crate) fn transact_change(&mut self, act: &str, batch: &Batch) -> Result<(), KernelError> {
+        let protocol = self.protocol;
+        let source = self.claimed.map(|netns| own::Source { netns, protocol });
+        if let Some(source) = source {
+            own::expect(source, batch.numbers());
+        }
+        let result = self.transact(act, batch);
+        if let (Err(_), Some(source)) = (&result, source) {
+            own::take(source, batch.last());
+        }
+        result
     }
 
     /// Sends a batch and waits until the kernel acknowledges the last message.

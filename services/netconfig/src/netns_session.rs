@@ -112,7 +112,9 @@ pub(crate) struct NetnsSession<'a> {
 }
 
 impl<'a> NetnsSession<'a> {
-    pub(crate) fn new(netns: &'a Netns, visit: Visit) -> Self {
+    pub(crate) fn new(netns: &'a Netns, mut visit: Visit) -> Self {
+        visit.nftables.socket.set_claimed(netns.id());
+        visit.routes.set_claimed(netns.id());
         Self { netns, visit }
     }
 

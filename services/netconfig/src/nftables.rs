@@ -41,17 +41,14 @@ impl Nftables {
     /// Opens a socket in the calling thread's netns. Other threads can use the socket from any netns.
     pub(crate) fn open() -> io::Result<Self> {
         Ok(Self {
-            socket: Socket::open_own(SockProtocol::NetlinkNetFilter)?,
+            socket: Socket::open(SockProtocol::NetlinkNetFilter)?,
             has_deleted: false,
         })
     }
 
     /// Opens a socket for long use and large transactions.
     pub(crate) fn open_persistent() -> io::Result<Self> {
-        let opened = Self {
-            socket: Socket::open(SockProtocol::NetlinkNetFilter)?,
-            has_deleted: false,
-        };
+        let opened = Self::open()?;
         opened.socket.set_send_buffer(MAX_TRANSACTION_BYTES)?;
         Ok(opened)
     }

@@ -1,6 +1,6 @@
 //! Encodes and decodes the message header (linux/netlink.h): length, type, flags, sequence number, port.
 
-use std::io;
+use std::{io, ops::RangeInclusive};
 
 use netlink_bindings::{
     traits::{NetlinkRequest, Protocol},
@@ -88,12 +88,16 @@ impl Batch {
         &self.bytes
     }
 
+    pub(super) fn numbers(&self) -> RangeInclusive<u32> {
+        self.first..=self.last
+    }
+
     pub(super) fn last(&self) -> u32 {
         self.last
     }
 
     pub(super) fn contains(&self, sequence: u32) -> bool {
-        (self.first..=self.last).contains(&sequence)
+        self.numbers().contains(&sequence)
     }
 
     pub(super) fn is_acknowledged_at(&self, sequence: u32) -> bool {

@@ -51,7 +51,7 @@ pub(super) fn begin(socket: &Socket, generation: u32) -> Batch {
 pub(super) fn commit(socket: &mut Socket, act: &str, mut batch: Batch) -> Result<(), KernelError> {
     batch.acknowledge_last();
     batch.push(&Request::new().op_batch_end_do(&batch_header()));
-    socket.transact(act, &batch)
+    socket.transact_change(act, &batch)
 }
 
 pub(super) fn push_delete(batch: &mut Batch, family: TableFamily, name: &str) {

@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeMap, io, sync::Arc};
 
-use inpod_types::SandboxRef;
+use inpod_types::{NetnsId, SandboxRef};
+use nix::sys::socket::SockProtocol;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
@@ -10,8 +11,7 @@ use super::{
     RETRY_INTERVAL,
     socket::{Received, Socket, UnpolledSocket},
 };
-use crate::notifications::DriftMetrics;
-use crate::read_queue::Queue;
+use crate::{netlink::own, notifications::DriftMetrics, read_queue::Queue};
 
 /// The number of messages after which a task yields.
 const MAX_BATCH: usize = 64;
@@ -42,22 +42,22 @@ impl Drop for ReceiverTask {
 /// Maps nsids to claims, and contains only nsids of claimed netns, because the node has other netns, and an nsid
 /// outlives its claim.
 #[derive(Debug, Default)]
-pub(super) struct NsidMap(Mutex<BTreeMap<i32, SandboxRef>>);
+pub(super) struct NsidMap(Mutex<BTreeMap<i32, (SandboxRef, NetnsId)>>);
 
 impl NsidMap {
-    pub(super) fn insert(&self, nsid: i32, sandbox: SandboxRef) {
-        self.0.lock().insert(nsid, sandbox);
+    pub(super) fn insert(&self, nsid: i32, sandbox: SandboxRef, netns: NetnsId) {
+        self.0.lock().insert(nsid, (sandbox, netns));
     }
 
     /// Removes an nsid, unless the nsid belongs to another claim by now.
     pub(super) fn remove(&self, nsid: i32, sandbox: &SandboxRef) {
         let mut nsids = self.0.lock();
-        if nsids.get(&nsid) == Some(sandbox) {
+        if nsids.get(&nsid).is_some_and(|(of, _)| of == sandbox) {
             nsids.remove(&nsid);
         }
     }
 
-    fn get(&self, nsid: i32) -> Option<SandboxRef> {
+    fn get(&self, nsid: i32) -> Option<(SandboxRef, NetnsId)> {
         self.0.lock().get(&nsid).cloned()
     }
 }
@@ -91,7 +91,9 @@ impl NotificationReceiver {
         let mut has_overrun = false;
         for count in 1_usize.. {
             match socket.receive()? {
-                Received::Change(nsid) => self.handle_change(nsid),
+                Received::Change(number, nsid) => {
+                    self.handle_change(socket.protocol(), number, nsid);
+                }
                 Received::Overrun => {
                     has_overrun = true;
                     self.counts.overrun();
@@ -109,10 +111,15 @@ impl NotificationReceiver {
         socket.ready().await
     }
 
-    fn handle_change(&self, nsid: Option<i32>) {
+    fn handle_change(&self, protocol: SockProtocol, number: u32, nsid: Option<i32>) {
         let claimed = nsid.and_then(|nsid| self.nsids.get(nsid));
+        if let Some((_, netns)) = claimed
+            && own::take(own::Source { netns, protocol }, number)
+        {
+            return;
+        }
         self.counts.event(claimed.is_some());
-        if let Some(sandbox) = claimed {
+        if let Some((sandbox, _)) = claimed {
             self.queue.mark_changed(&sandbox);
         }
     }
@@ -133,10 +140,15 @@ mod tests {
     #[test]
     fn a_number_that_another_claim_got_is_not_freed_with_the_claim_that_had_it() {
         let nsids = NsidMap::default();
-        nsids.insert(3, sandbox("old"));
-        nsids.insert(3, sandbox("new"));
+        let netns = |inode| NetnsId {
+            device: 4,
+            inode,
+            cookie: inode,
+        };
+        nsids.insert(3, sandbox("old"), netns(1));
+        nsids.insert(3, sandbox("new"), netns(2));
         nsids.remove(3, &sandbox("old"));
-        assert_eq!(nsids.get(3), Some(sandbox("new")));
+        assert_eq!(nsids.get(3), Some((sandbox("new"), netns(2))));
         nsids.remove(3, &sandbox("new"));
         assert_eq!(nsids.get(3), None);
     }

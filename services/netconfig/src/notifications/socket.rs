@@ -1,6 +1,6 @@
 //! Opens a netlink socket for change notifications.
 //!
-//! The content of a notification is ignored, because the resulting read shows the state.
+//! Of a notification, only the number of the request is read, because the resulting read shows the state.
 
 use std::{
     io::{self, IoSliceMut},
@@ -17,7 +17,11 @@ use nix::{
 use socket2::{SockFilter, SockRef};
 use tokio::io::{Interest, unix::AsyncFd};
 
-use crate::netlink::own_port;
+/// NFNL_SUBSYS_NFTABLES and NFT_MSG_NEWGEN (linux/netfilter/nfnetlink.h, nf_tables.h).
+const NEW_GENERATION: u16 = 10 << 8 | 15;
+
+/// The size of a struct nlmsghdr: length, type, flags, number and port.
+const HEADER_BYTES: usize = 16;
 
 sockopt_impl!(
     /// Includes every netns with an nsid in the socket's netns (netlink(7)).
@@ -40,7 +44,7 @@ pub(super) enum Topic {
 impl Topic {
     pub(super) const ALL: [Self; 2] = [Self::Filter, Self::Routing];
 
-    fn protocol(self) -> SockProtocol {
+    pub(super) fn protocol(self) -> SockProtocol {
         match self {
             Self::Filter => SockProtocol::NetlinkNetFilter,
             Self::Routing => SockProtocol::NetlinkRoute,
@@ -63,8 +67,9 @@ impl Topic {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// A change in the netns with the given nsid; without an nsid, in the socket's own netns.
-    Change(Option<i32>),
+    /// A change by the request with the given number, in the netns with the given nsid; without an nsid, in the
+    /// socket's own netns.
+    Change(u32, Option<i32>),
     /// The buffer was full, and notifications are lost (ENOBUFS).
     Overrun,
     Empty,
@@ -72,7 +77,7 @@ pub(super) enum Received {
 
 /// A socket not registered with a runtime, which keeps its netns alive while open.
 #[derive(Debug)]
-pub(super) struct UnpolledSocket(OwnedFd);
+pub(super) struct UnpolledSocket(OwnedFd, SockProtocol);
 
 impl UnpolledSocket {
     /// Opens a socket in the calling thread's netns, for every netns with an nsid there.
@@ -84,9 +89,11 @@ impl UnpolledSocket {
         // The forced size may exceed net.core.rmem_max, but root of a user namespace may not force a size.
         setsockopt(&fd, sockopt::RcvBufForce, &buffer_bytes)
             .or_else(|_| setsockopt(&fd, sockopt::RcvBuf, &buffer_bytes))?;
-        SockRef::from(&fd).attach_filter(&all_but_own())?;
+        if matches!(topic, Topic::Filter) {
+            SockRef::from(&fd).attach_filter(&only_generations())?;
+        }
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, topic.groups()))?;
-        Ok(Self(fd))
+        Ok(Self(fd, protocol))
     }
 
     /// Registers the socket with the calling task's runtime.
@@ -96,14 +103,19 @@ impl UnpolledSocket {
     )]
     pub(super) fn register(self) -> io::Result<Socket> {
         let interest = Interest::READABLE | Interest::ERROR;
-        AsyncFd::with_interest(self.0, interest).map(Socket)
+        let registered = AsyncFd::with_interest(self.0, interest)?;
+        Ok(Socket(registered, self.1))
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Socket(AsyncFd<OwnedFd>);
+pub(super) struct Socket(AsyncFd<OwnedFd>, SockProtocol);
 
 impl Socket {
+    pub(super) fn protocol(&self) -> SockProtocol {
+        self.1
+    }
+
     /// Waits until there may be messages.
     pub(super) async fn ready(&self) -> io::Result<()> {
         let mut guard = self.0.ready(Interest::READABLE | Interest::ERROR).await?;
@@ -114,7 +126,7 @@ impl Socket {
 
     pub(super) fn receive(&self) -> io::Result<Received> {
         match receive_message(self.0.get_ref()) {
-            Ok(nsid) => Ok(Received::Change(nsid)),
+            Ok((number, nsid)) => Ok(Received::Change(number, nsid)),
             Err(nix::Error::ENOBUFS) => Ok(Received::Overrun),
             Err(nix::Error::EAGAIN) => Ok(Received::Empty),
             Err(errno) => Err(errno.into()),
@@ -122,39 +134,38 @@ impl Socket {
     }
 }
 
-/// Accepts notifications (linux/filter.h) unless their origin (`nlmsg_pid`, the last four bytes of the header) is
-/// netconfig, which reads back its own changes.
-fn all_but_own() -> [SockFilter; 4] {
-    const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+/// Accepts the last notification of each transaction of nf_tables (linux/filter.h), which has the new generation: the
+/// type NFT_MSG_NEWGEN, the second half of the first eight bytes of the header.
+fn only_generations() -> [SockFilter; 4] {
+    const LOAD: u16 = 0x28; // BPF_LD | BPF_H | BPF_ABS
     const JUMP_IF_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
     const RETURN: u16 = 0x06; // BPF_RET | BPF_K
-    const ORIGIN: u32 = 12;
-    // The filter loads 32-bit values in network order.
-    let own = u32::from_be_bytes(own_port().to_ne_bytes());
+    const TYPE: u32 = 4;
+    // The filter loads 16-bit values in network order.
+    let new_generation = u16::from_be_bytes(NEW_GENERATION.to_ne_bytes());
     [
-        SockFilter::new(LOAD, 0, 0, ORIGIN),
-        SockFilter::new(JUMP_IF_EQUAL, 0, 1, own),
-        SockFilter::new(RETURN, 0, 0, 0),
+        SockFilter::new(LOAD, 0, 0, TYPE),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, u32::from(new_generation)),
         SockFilter::new(RETURN, 0, 0, u32::MAX),
+        SockFilter::new(RETURN, 0, 0, 0),
     ]
 }
 
-/// Receives one message and returns its nsid, while the kernel drops the part that exceeds the buffer.
-fn receive_message(fd: &OwnedFd) -> nix::Result<Option<i32>> {
-    let mut byte = [0; 1];
+/// Receives one message and returns its number and nsid, while the kernel drops the part that exceeds the buffer.
+fn receive_message(fd: &OwnedFd) -> nix::Result<(u32, Option<i32>)> {
+    let mut header = [0; HEADER_BYTES];
     let mut control = cmsg_space!(i32);
-    loop {
-        let mut buffers = [IoSliceMut::new(&mut byte)];
+    let nsid = loop {
+        let mut buffers = [IoSliceMut::new(&mut header)];
         let flags = MsgFlags::MSG_DONTWAIT;
         match recvmsg::<()>(fd.as_raw_fd(), &mut buffers, Some(&mut control), flags) {
             Err(nix::Error::EINTR) => {}
             Err(errno) => return Err(errno),
-            Ok(message) => {
-                let found = message.cmsgs()?.find_map(|control| parse_nsid(&control));
-                return Ok(found);
-            }
+            Ok(message) => break message.cmsgs()?.find_map(|control| parse_nsid(&control)),
         }
-    }
+    };
+    let [.., a, b, c, d, _, _, _, _] = header;
+    Ok((u32::from_ne_bytes([a, b, c, d]), nsid))
 }
 
 fn parse_nsid(control: &ControlMessageOwned) -> Option<i32> {

@@ -86,7 +86,7 @@ impl Subscriptions {
         }
         match self.assigner.lock().nsid_of(&claim.netns) {
             Ok(nsid) => {
-                self.nsids.insert(nsid, claim.sandbox.clone());
+                self.nsids.insert(nsid, claim.sandbox.clone(), netns);
                 open.insert(claim.sandbox.clone(), Subscription { netns, nsid });
                 true
             }

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use inpod_types::NetnsId;
 use netlink_bindings::{
     rt_addr::{self, Ifaddrmsg, IterableAddrAttrs, OpGetaddrDump},
     rt_route::{self, IterableRouteAttrs, Rtmsg},
@@ -53,7 +54,12 @@ pub(crate) struct Routes(Socket);
 impl Routes {
     /// Opens a socket in the calling thread's netns. Other threads can use the socket from any netns.
     pub(crate) fn open() -> io::Result<Self> {
-        Socket::open_own(SockProtocol::NetlinkRoute).map(Self)
+        Socket::open(SockProtocol::NetlinkRoute).map(Self)
+    }
+
+    /// See [`Socket::set_claimed`].
+    pub(crate) fn set_claimed(&mut self, netns: NetnsId) {
+        self.0.set_claimed(netns);
     }
 
     pub(crate) fn read(&mut self) -> Result<Routing, KernelError> {
@@ -161,10 +167,10 @@ impl Routes {
                 let request = rt_route::Request::new().set_create().set_excl();
                 let mut request = request.op_newroute_do(&route_header(recipient, family));
                 drop(request.encode().push_oif(LOOPBACK));
-                match self.0.execute(&act, &request) {
+                match self.0.change(&act, &request) {
                     Err(error) if error.is(nix::Error::ENETDOWN) => {
                         self.set_loopback_up()?;
-                        self.0.execute(&act, &request)
+                        self.0.change(&act, &request)
                     }
                     result => result,
                 }
@@ -173,7 +179,7 @@ impl Routes {
                 let request = rt_rule::Request::new().set_create().set_excl();
                 let mut request = request.op_newrule_do(&rule_header(recipient.table(), family));
                 push_rule(recipient, request.encode());
-                self.0.execute(&act, &request)
+                self.0.change(&act, &request)
             }
             // inpod never adds rules of Istio's sidecar installer.
             Part::IncumbentRule(_) => Ok(()),
@@ -229,7 +235,7 @@ impl Routes {
                 let request = rt_route::Request::new().set_create().set_replace();
                 let mut request = request.op_newroute_do(&route_header(recipient, family));
                 drop(request.encode().push_oif(LOOPBACK));
-                self.0.execute(&act, &request)
+                self.0.change(&act, &request)
             }
             // Rules that differ only in protocol can coexist; the kernel finds the older rule first.
             Part::Rule(recipient) => {
@@ -245,7 +251,7 @@ impl Routes {
         let mut request = rt_rule::Request::new().op_delrule_do(&header);
         drop(push_selector(recipient, request.encode()));
         let act = format!("delete the {family} ip rule that was taken over");
-        forgive(self.0.execute(&act, &request), &[nix::Error::ENOENT])
+        forgive(self.0.change(&act, &request), &[nix::Error::ENOENT])
     }
 
     pub(crate) fn delete(&mut self, item: Item) -> Result<(), KernelError> {
@@ -261,19 +267,19 @@ impl Routes {
                 let header = route_header(recipient, family);
                 let mut request = rt_route::Request::new().op_delroute_do(&header);
                 drop(request.encode().push_oif(LOOPBACK));
-                self.0.execute(&act, &request)
+                self.0.change(&act, &request)
             }
             Part::Rule(recipient) => {
                 let header = rule_header(recipient.table(), family);
                 let mut request = rt_rule::Request::new().op_delrule_do(&header);
                 push_rule(recipient, request.encode());
-                self.0.execute(&act, &request)
+                self.0.change(&act, &request)
             }
             Part::IncumbentRule(priority) => {
                 let header = rule_header(PROXY_TABLE, family);
                 let mut request = rt_rule::Request::new().op_delrule_do(&header);
                 drop(push_mark(priority, SIDECAR_MARK, request.encode()));
-                self.0.execute(&act, &request)
+                self.0.change(&act, &request)
             }
         };
         let gone = [

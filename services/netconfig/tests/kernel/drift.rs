@@ -2,6 +2,7 @@
 
 mod calls;
 mod ends;
+mod imitation;
 /// Tests of times, which nothing may disturb.
 mod alone {
     mod many;
@@ -65,6 +66,7 @@ async fn an_own_change_is_told_once() {
     assert_eq!((state.fingerprint.as_str(), state.intact), ("", false));
     quiet().await;
     assert_eq!(watcher.count(), 0, "the state was reported already");
+    let reads = netconfig.metric("drift_reads_total").await;
 
     let applied = netconfig.apply("c1").await;
     let state = watcher.wait_for_states("c1", 1).await;
@@ -75,6 +77,8 @@ async fn an_own_change_is_told_once() {
     netconfig.apply("c1").await;
     quiet().await;
     assert_eq!(watcher.count(), 1);
+    // netconfig reads its changes back at once, and not again after their notifications.
+    assert_eq!(netconfig.metric("drift_reads_total").await, reads);
 
     netconfig.remove("c1", RemovePhase::Final).await;
     let state = watcher.wait_for_states("c1", 2).await;
