@@ -92,16 +92,23 @@ pub(crate) fn validate_visited(
     Ok((ValidatedNetns { netns, addresses }, visit))
 }
 
+/// Returns the addresses of the pod: the expected addresses that the netns holds, or all if none is expected. The
+/// node's probe set gets the result, so an address of another host in an earlier plugin's result must not pass.
 fn validate_addresses(
     mut found: Vec<IpAddr>,
     expected: Vec<IpAddr>,
 ) -> Result<Vec<IpAddr>, ClaimError> {
-    let (validated, found) = if expected.is_empty() {
+    let validated = if expected.is_empty() {
         found.retain(is_global);
-        (found.clone(), found)
+        found.clone()
     } else {
-        let holds_one = expected.iter().any(|address| found.contains(address));
-        (if holds_one { expected } else { Vec::new() }, found)
+        let (held, foreign): (Vec<_>, Vec<_>) =
+            expected.into_iter().partition(|it| found.contains(it));
+        if !held.is_empty() && !foreign.is_empty() {
+            let (held, foreign) = (list(&held), list(&foreign));
+            tracing::warn!(%held, %foreign, "The netns does not hold every address that was reported for it; the others are left out");
+        }
+        held
     };
     if validated.is_empty() {
         return Err(ClaimError::Address {
@@ -117,4 +124,27 @@ fn list(addresses: &[IpAddr]) -> String {
     }
     let texts: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     texts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_the_netns_does_not_hold_are_left_out() {
+        let addresses = |texts: &[&str]| -> Vec<IpAddr> {
+            texts.iter().map(|text| text.parse().unwrap()).collect()
+        };
+        let found = || addresses(&["127.0.0.1", "10.0.0.2", "fd00::2"]);
+        for (expected, validated) in [
+            (&["10.0.0.2"][..], &["10.0.0.2"][..]),
+            (&["10.96.0.1", "10.0.0.2", "192.0.2.10"], &["10.0.0.2"]),
+            (&[], &["10.0.0.2", "fd00::2"]),
+        ] {
+            let result = validate_addresses(found(), addresses(expected)).unwrap();
+            assert_eq!(result, addresses(validated), "{expected:?}");
+        }
+        let refused = validate_addresses(found(), addresses(&["10.96.0.1"]));
+        assert!(matches!(refused, Err(ClaimError::Address { .. })));
+    }
 }
