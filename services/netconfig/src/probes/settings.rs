@@ -27,11 +27,12 @@ impl ProbeSettings {
     }
 }
 
-/// As Istio with iptables (services/docs/facts/istio-ambient.md, 6.7).
+/// The sources are Istio's (services/docs/facts/istio-ambient.md, 6.7). Istio with iptables exempts any socket of the
+/// node; kubelets are root, and no other user of the node may bypass ztunnel.
 impl Default for ProbeSettings {
     fn default() -> Self {
         Self {
-            probe_match: ProbeMatch::Socket,
+            probe_match: ProbeMatch::Uid(0),
             source_v4: SourceV4(Ipv4Addr::new(169, 254, 7, 127)),
             source_v6: SourceV6(Ipv6Addr::new(
                 0xfd16, 0x9254, 0x7127, 0x1337, 0xffff, 0xffff, 0xffff, 0xffff,

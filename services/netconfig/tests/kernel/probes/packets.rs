@@ -15,7 +15,7 @@ fn settings(probe_match: &str) -> ProbeSettings {
 }
 
 #[test]
-fn a_probe_of_the_node_reaches_the_application_and_a_strangers_call_is_captured() {
+fn roots_probe_reaches_the_application_and_other_calls_are_captured() {
     let place = Place::new();
     let host = OnNode::start(&place.node, ProbeSettings::default());
     for (index, to) in POD.into_iter().enumerate() {
@@ -24,7 +24,7 @@ fn a_probe_of_the_node_reaches_the_application_and_a_strangers_call_is_captured(
     host.set_addresses("c1", &POD);
     for (index, to) in POD.into_iter().enumerate() {
         assert_eq!(place.probe(0, to), spared(to));
-        assert_eq!(place.probe(4711, to), spared(to));
+        assert_eq!(place.probe(4711, to), captured(index)[0]);
         assert_eq!(place.call(to), captured(index)[1]);
     }
     host.release("c1");
@@ -63,6 +63,17 @@ fn with_a_user_only_that_users_connections_are_probes() {
     for (index, to) in POD.into_iter().enumerate() {
         assert_eq!(place.probe(4711, to), spared(to));
         assert_eq!(place.probe(0, to), captured(index)[0]);
+        assert_eq!(place.call(to), captured(index)[1]);
+    }
+}
+
+#[test]
+fn with_socket_every_users_connections_are_probes() {
+    let place = Place::new();
+    let host = OnNode::start(&place.node, settings("socket"));
+    host.set_addresses("c1", &POD);
+    for (index, to) in POD.into_iter().enumerate() {
+        assert_eq!(place.probe(4711, to), spared(to));
         assert_eq!(place.call(to), captured(index)[1]);
     }
 }
