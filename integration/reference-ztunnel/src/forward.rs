@@ -152,6 +152,9 @@ async fn redirected(
         client: (listener == Listener::Inbound).then_some(route.source),
     };
     let destination = connect(upstream, pod, entry).await?;
+    if pod.fault == Fault::IgnoresHalfCloses {
+        return exchange_without_ends(stream, destination).await;
+    }
     exchange(stream, destination, &[], entry).await
 }
 
@@ -316,6 +319,24 @@ async fn exchange(
             &entry.from_destination
         ),
     )?;
+    Ok(())
+}
+
+/// Copies both directions until the destination ends, which the source alone learns.
+async fn exchange_without_ends(
+    source: TcpStream,
+    destination: TcpStream,
+) -> Result<(), ForwardError> {
+    let (mut source_reader, mut source_writer) = source.into_split();
+    let (mut destination_reader, mut destination_writer) = destination.into_split();
+    let forth = async {
+        tokio::io::copy(&mut source_reader, &mut destination_writer).await?;
+        std::future::pending::<io::Result<()>>().await
+    };
+    tokio::select! {
+        copied = forth => copied?,
+        copied = tokio::io::copy(&mut destination_reader, &mut source_writer) => drop(copied?),
+    }
     Ok(())
 }
 

@@ -47,6 +47,8 @@ pub enum Fault {
     DelKeepsConnections,
     /// Stop every pod when the connection to the agent ends.
     DisconnectStopsPods,
+    /// Keep the end of one direction from the other side.
+    IgnoresHalfCloses,
 }
 
 impl FromStr for Fault {
@@ -63,6 +65,7 @@ impl FromStr for Fault {
             ("forwards-direct-connections", "") => Ok(Self::ForwardsDirectConnections),
             ("del-keeps-connections", "") => Ok(Self::DelKeepsConnections),
             ("disconnect-stops-pods", "") => Ok(Self::DisconnectStopsPods),
+            ("ignores-half-closes", "") => Ok(Self::IgnoresHalfCloses),
             ("ack-delay-ms", delay) => {
                 let delay = delay.parse().map_err(|error| format!("{error}"))?;
                 Ok(Self::AckDelay(Duration::from_millis(delay)))
@@ -104,7 +107,8 @@ const FAULT_HELP: &str = "Misbehave on purpose: \
     ignores-original-destination (connect to the listener's own address), \
     forwards-direct-connections (forward what nothing redirected), \
     del-keeps-connections (let connections outlive their pod), \
-    disconnect-stops-pods (stop every pod when the agent disconnects)";
+    disconnect-stops-pods (stop every pod when the agent disconnects), \
+    ignores-half-closes (keep the end of one direction from the other side)";
 
 fn command() -> Command {
     Command::new("reference-ztunnel")

@@ -124,9 +124,10 @@ impl Bench {
         }
     }
 
-    /// Waits for the next connection and its hello.
+    /// Waits for the next connection and its hello. A ztunnel has a second to connect again (Z14), so by default the
+    /// connection has to come within five.
     pub fn reconnected(&mut self) -> Outcome<Session> {
-        let session = self.accept()?;
+        let session = self.accept_within(self.setting.deadline / 2)?;
         session.hello()?;
         Ok(session)
     }

@@ -56,7 +56,7 @@ fn descriptors_are_returned(bench: &mut Bench) -> Outcome {
 fn storm(bench: &mut Bench) -> Outcome {
     let session = bench.live()?;
     let pods = pods(bench)?;
-    let before = session.descriptors().ok();
+    let before = session.settled_descriptors().ok();
     for (uid, pod) in &pods {
         session.add(uid, pod)?;
     }

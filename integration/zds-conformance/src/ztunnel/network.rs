@@ -201,6 +201,21 @@ impl Forwarded {
         self.respond(when)
     }
 
+    /// Ends the sending of the client; the server reads the end, and its response arrives nevertheless.
+    pub fn half_close(mut self) -> Outcome {
+        self.client.shutdown(Shutdown::Write)?;
+        let seen = describe(&mut self.server);
+        let expected = format!(
+            "{END} at the server, after the client of an {} has sent all",
+            self.name
+        );
+        check(seen == END, &expected, || seen)?;
+        let responded = self.server.write_all(RESPONSE);
+        let responded = responded.and_then(|()| self.client.read_exact(&mut [0; RESPONSE.len()]));
+        let expected = format!("a response through a half-closed {}", self.name);
+        responded.or_else(|error| failed(expected, error.to_string()))
+    }
+
     /// Reads a request on the server's side, and sends the response to the client.
     fn respond(&mut self, when: &str) -> Outcome {
         let name = &self.name;

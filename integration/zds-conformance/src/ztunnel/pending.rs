@@ -5,6 +5,7 @@ use std::{thread, time::Duration};
 use super::bench::{Bench, QUIET, dev_null};
 use crate::{
     case::{Case, Outcome, check},
+    netns::Netns,
     wire,
 };
 
@@ -34,10 +35,22 @@ pub(super) const CASES: &[Case<Bench>] = &[
         run: start_failure_is_taken_back,
     },
     Case {
-        name: "unwanted-pods-are-not-retried",
-        about: "A pod that failed and was deleted, or whose connection ended, is not started later.",
+        name: "pending-pod-is-added-again",
+        about: "A second Add of a pod that failed is a new attempt.",
+        rules: &["Z15"],
+        run: pending_pod_is_added_again,
+    },
+    Case {
+        name: "deleted-pod-is-not-retried",
+        about: "A pod that failed and was deleted is not started later.",
+        rules: &["Z15"],
+        run: deleted_pod_is_not_retried,
+    },
+    Case {
+        name: "forgotten-pod-is-not-retried",
+        about: "A pod that failed on an earlier connection is not started later.",
         rules: &["Z13", "Z15"],
-        run: unwanted_pods_are_not_retried,
+        run: forgotten_pod_is_not_retried,
     },
 ];
 
@@ -97,26 +110,40 @@ fn start_failure_is_taken_back(bench: &mut Bench) -> Outcome {
     bench.served(&pod, "whose port is free again").map(drop)
 }
 
-fn unwanted_pods_are_not_retried(bench: &mut Bench) -> Outcome {
-    let (session, deleted, forgotten) = (bench.live()?, bench.pod()?, bench.pod()?);
-    let taken = (deleted.take_hbone_port()?, forgotten.take_hbone_port()?);
-    session.add_fails("deleted", &deleted)?;
+fn pending_pod_is_added_again(bench: &mut Bench) -> Outcome {
+    let (session, pod) = (bench.live()?, bench.pod()?);
+    let taken = pod.take_hbone_port()?;
+    session.add_fails("a", &pod)?;
+    drop(taken);
+    session.add("a", &pod)?;
+    bench
+        .served(&pod, "with the acknowledgement of its second Add")
+        .map(drop)
+}
+
+fn deleted_pod_is_not_retried(bench: &mut Bench) -> Outcome {
+    let (session, pod) = (bench.live()?, bench.pod()?);
+    let taken = pod.take_hbone_port()?;
+    session.add_fails("deleted", &pod)?;
     session.ok(wire::del("deleted"))?;
-    session.add_fails("forgotten", &forgotten)?;
+    drop(taken);
+    not_retried(&pod, "that failed and was deleted")
+}
+
+fn forgotten_pod_is_not_retried(bench: &mut Bench) -> Outcome {
+    let (session, pod) = (bench.live()?, bench.pod()?);
+    let taken = pod.take_hbone_port()?;
+    session.add_fails("forgotten", &pod)?;
     drop(session);
     let session = bench.reconnected()?;
     session.ok(wire::snapshot_sent())?;
     drop(taken);
+    not_retried(&pod, "of an earlier connection")
+}
+
+fn not_retried(pod: &Netns, which: &str) -> Outcome {
     thread::sleep(RETRIED);
-    let (first, second) = (deleted.ports()?, forgotten.ports()?);
-    check(
-        first.is_empty(),
-        "no listeners in a pod that failed and was deleted",
-        || format!("{first:?}"),
-    )?;
-    check(
-        second.is_empty(),
-        "no listeners in a pod of an earlier connection",
-        || format!("{second:?}"),
-    )
+    let ports = pod.ports()?;
+    let expected = format!("no listeners in a pod {which}");
+    check(ports.is_empty(), &expected, || format!("{ports:?}"))
 }

@@ -134,7 +134,7 @@ fn read_error(bench: &mut Bench, name: &str, bytes: &[u8], descriptors: usize) -
     let (session, pod, other) = (bench.live()?, bench.pod()?, bench.pod()?);
     session.add("a", &pod)?;
     let before = bench.served(&pod, "after Add")?;
-    let held = session.descriptors().ok();
+    let held = session.settled_descriptors().ok();
     let beside = vec![other.descriptor(); descriptors];
     session
         .ask_raw(name, bytes, &beside)?

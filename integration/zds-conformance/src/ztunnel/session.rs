@@ -16,6 +16,9 @@ use crate::{
     wire::{self, Connection, Incoming},
 };
 
+/// The time without a change after which a number of descriptors is stable.
+const SETTLED: Duration = Duration::from_millis(300);
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Ok,
@@ -148,6 +151,20 @@ impl Session {
     pub fn descriptors(&self) -> Outcome<usize> {
         let unseen = || Stop::Skipped("the ztunnel's process cannot be seen from here".to_owned());
         process::descriptors(self.connection.peer().ok_or_else(unseen)?).map_err(|_| unseen())
+    }
+
+    /// Returns the number of descriptors once the number is stable: a ztunnel may open its own files after its hello.
+    pub fn settled_descriptors(&self) -> Outcome<usize> {
+        let end = Instant::now() + self.deadline;
+        let (mut held, mut since) = (self.descriptors()?, Instant::now());
+        while since.elapsed() < SETTLED && Instant::now() < end {
+            thread::sleep(Duration::from_millis(20));
+            let now = self.descriptors()?;
+            if now != held {
+                (held, since) = (now, Instant::now());
+            }
+        }
+        Ok(held)
     }
 
     /// Waits until the ztunnel has at most `most` descriptors; returns the last count.

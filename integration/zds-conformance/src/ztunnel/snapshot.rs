@@ -50,6 +50,12 @@ pub(super) const CASES: &[Case<Bench>] = &[
         run: del_in_the_snapshot,
     },
     Case {
+        name: "deleted-pod-is-named-again",
+        about: "An Add after a Del within the snapshot names the pod.",
+        rules: &["Z10"],
+        run: deleted_pod_is_named_again,
+    },
+    Case {
         name: "broken-snapshot",
         about: "A connection that ends within its snapshot stops nothing, and its names do not count for the next.",
         rules: &["Z12", "Z13"],
@@ -134,6 +140,17 @@ fn del_in_the_snapshot(bench: &mut Bench) -> Outcome {
     session.ok(wire::del("b"))?;
     session.ok(wire::snapshot_sent())?;
     bench.unserved(&b.0, "that was deleted in the snapshot")?;
+    bench.unchanged(&a.0, &a.1, "that was kept")
+}
+
+fn deleted_pod_is_named_again(bench: &mut Bench) -> Outcome {
+    let Again { session, a, b } = again(bench)?;
+    session.ok(wire::keep("a"))?;
+    session.add("b", &b.0)?;
+    session.ok(wire::del("b"))?;
+    session.add("b", &b.0)?;
+    session.ok(wire::snapshot_sent())?;
+    bench.served(&b.0, "that was named again after its Del")?;
     bench.unchanged(&a.0, &a.1, "that was kept")
 }
 

@@ -8,7 +8,7 @@ use super::{
     session::Session,
 };
 use crate::{
-    case::{Case, Outcome, check},
+    case::{Case, Outcome, check, failed},
     wire,
 };
 
@@ -24,6 +24,12 @@ pub(super) const CASES: &[Case<Bench>] = &[
         about: "A connection of the application reaches the dialed server, over marked sockets.",
         rules: &["D1", "D2"],
         run: outbound_connections_are_forwarded,
+    },
+    Case {
+        name: "half-closes-are-forwarded",
+        about: "A server that answers at the end of a request sees the end, and its answer arrives.",
+        rules: &["D2"],
+        run: half_closes_are_forwarded,
     },
     Case {
         name: "direct-connections-are-closed",
@@ -78,6 +84,13 @@ fn outbound_connections_are_forwarded(bench: &mut Bench) -> Outcome {
     Ok(())
 }
 
+fn half_closes_are_forwarded(bench: &mut Bench) -> Outcome {
+    let (_session, network) = carrying(bench)?;
+    open(&network)?
+        .into_iter()
+        .try_for_each(Forwarded::half_close)
+}
+
 fn direct_connections_are_closed(bench: &mut Bench) -> Outcome {
     let (_session, network) = carrying(bench)?;
     let deadline = bench.deadline();
@@ -90,10 +103,13 @@ fn direct_connections_are_closed(bench: &mut Bench) -> Outcome {
         for (netns, address, port) in [
             (&network.pod, loopback, 15001),
             (&network.pod, loopback, 15006),
+            (&network.client, pair.pod, 15001),
             (&network.client, pair.pod, 15006),
         ] {
             let to = SocketAddr::new(address, port);
-            let stream = netns.run(move || network::connect(0, to, deadline))?;
+            let stream = netns.run(move || network::connect(0, to, deadline));
+            let stream = stream
+                .or_else(|error| failed(format!("ztunnel accepts {to}"), error.to_string()))?;
             let closed =
                 network::closed(stream, &format!("the end of a connection to {to} itself"));
             let looped = network.counter("looped")?;

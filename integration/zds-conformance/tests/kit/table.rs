@@ -125,8 +125,23 @@ pub(crate) const OF_A_ZTUNNEL: &[Row] = &[
     ),
     (
         "pending-survives",
-        "unwanted-pods-are-not-retried",
+        "forgotten-pod-is-not-retried",
+        "of an earlier connection",
+    ),
+    (
+        "pending-survives-del",
+        "deleted-pod-is-not-retried",
         "that failed and was deleted",
+    ),
+    (
+        "pending-add-ignored",
+        "pending-pod-is-added-again",
+        "of its second Add",
+    ),
+    (
+        "del-in-snapshot-sticks",
+        "deleted-pod-is-named-again",
+        "that was named again after its Del",
     ),
     (
         "leak-fd",
@@ -296,6 +311,11 @@ pub(crate) const OF_THE_REFERENCE: &[Row] = &[
         "ignores-original-destination",
         "outbound-connections-are-forwarded",
         "at the client: the end of the connection",
+    ),
+    (
+        "ignores-half-closes",
+        "half-closes-are-forwarded",
+        "has sent all",
     ),
     (
         "forwards-direct-connections",

@@ -323,10 +323,13 @@ impl Session<'_> {
         let nothing = BTreeMap::new();
         let states = state.sessions.get(&self.id).unwrap_or(&nothing);
         let uids: BTreeSet<_> = state.wanted.keys().chain(states.keys()).collect();
+        // The pods of the snapshot come first, so that the snapshot ends while other pods are added.
+        let is_later = |uid: &&String| self.to_name.as_ref().is_some_and(|it| !it.contains(*uid));
+        let (later, first): (Vec<_>, Vec<_>) = uids.into_iter().partition(is_later);
         let last = state.wanted.keys().next_back();
         let newest = state.sessions.keys().next_back() == Some(&self.id);
         let mut other = None;
-        for uid in uids {
+        for uid in first.into_iter().chain(later) {
             let left_out = self.is("leaves-one-out") && Some(uid) == last && state.wanted.len() > 1;
             if left_out || self.waits_for(&About::Del(uid.clone())) {
                 continue;

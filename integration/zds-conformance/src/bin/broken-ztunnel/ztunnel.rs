@@ -45,6 +45,8 @@ pub(crate) struct Ztunnel {
     pods: BTreeMap<String, Pod>,
     pending: BTreeMap<String, File>,
     named: BTreeSet<String>,
+    /// The pods that, by a fault, no later Add names.
+    deleted: BTreeSet<String>,
     snapshot_sent: bool,
     answers: usize,
     leaked: Vec<OwnedFd>,
@@ -65,6 +67,7 @@ impl Ztunnel {
             pods: BTreeMap::new(),
             pending: BTreeMap::new(),
             named: BTreeSet::new(),
+            deleted: BTreeSet::new(),
             snapshot_sent: false,
             answers: 0,
             leaked: Vec::new(),
@@ -284,8 +287,11 @@ impl Ztunnel {
         if self.is("pending-blocks") && !self.pending.is_empty() {
             return Done::Mute;
         }
-        if !self.snapshot_sent {
+        if !self.snapshot_sent && !self.deleted.contains(uid) {
             self.named.insert(uid.to_owned());
+        }
+        if self.is("pending-add-ignored") && self.pending.contains_key(uid) {
+            return Done::Ack;
         }
         if self.is("leak-fd") {
             self.leaked
@@ -388,13 +394,16 @@ impl Ztunnel {
         if self.is("del-ignored") {
             return Done::Ack;
         }
-        if !self.is("pending-survives") {
+        if !self.is("pending-survives-del") {
             self.pending.remove(uid);
         }
         if self.snapshot_sent {
             self.pods.remove(uid);
         } else if !self.is("del-in-snapshot-ignored") {
             self.named.remove(uid);
+            if self.is("del-in-snapshot-sticks") {
+                self.deleted.insert(uid.to_owned());
+            }
         }
         Done::Ack
     }
