@@ -5,12 +5,14 @@ use crate::{
     nftables::{ChainOutline, TableOutline},
     rules::{
         Base, Hook, Kind as ChainKind, Policy, TableFamily,
-        ambient::{NAT, NAT_PRIORITY},
+        ambient::{MANGLE, NAT, NAT_PRIORITY, RAW},
     },
 };
 
-/// The prefix of inpod's inet tables, and the prefix of the chains that release 0.1 made by iptables-nft.
-const OUR_TABLES: &str = "inpod-";
+/// inpod's inet tables. A prefix would hide a table of the pod's own.
+const OUR_TABLES: [&str; 3] = [NAT, MANGLE, RAW];
+
+/// The prefix of the chains that release 0.1 made in the tables of iptables-nft.
 const OUR_CHAINS: &str = "INPOD_";
 
 /// The prefix of the inet tables of Istio's node agent (services/docs/facts/istio-ambient.md, 6.3), and a chain that
@@ -37,9 +39,11 @@ pub(super) fn findings(tables: &[TableOutline], dropped: &[DroppedTraffic]) -> V
 }
 
 fn is_ours(table: &TableOutline) -> bool {
-    let is_our_table = table.family == TableFamily::Inet && table.name.starts_with(OUR_TABLES);
+    if table.family == TableFamily::Inet {
+        return OUR_TABLES.contains(&table.name.as_str());
+    }
     let mut chains = table.chains.iter();
-    is_our_table || chains.any(|chain| chain.name.starts_with(OUR_CHAINS))
+    chains.any(|chain| chain.name.starts_with(OUR_CHAINS))
 }
 
 fn is_incumbents(table: &TableOutline) -> bool {

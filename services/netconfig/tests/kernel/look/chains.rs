@@ -38,15 +38,16 @@ fn the_youngest_of_nat_chains_at_inpods_priority_is_found() {
 fn a_nat_chain_of_an_earlier_priority_is_found_whatever_its_age() {
     let (pod, server) = pod();
     pod.nft("delete table inet inpod-nat");
-    pod.nft("add table inet theirs");
-    pod.nft("add chain inet theirs pre { type nat hook prerouting priority -101; }");
-    pod.nft("add rule inet theirs pre tcp dport 8080 redirect to :9999");
+    // Names that resemble inpod's hide nothing.
+    pod.nft("add table inet inpod-theirs");
+    pod.nft("add chain inet inpod-theirs INPOD_pre { type nat hook prerouting priority -101; }");
+    pod.nft("add rule inet inpod-theirs INPOD_pre tcp dport 8080 redirect to :9999");
     capture(&pod);
     is_found(
         &pod,
         Kind::NatChain,
-        "table inet theirs, chain pre",
-        "Chain pre of table inet theirs (hook prerouting, priority -101) comes before inpod's",
+        "table inet inpod-theirs, chain INPOD_pre",
+        "Chain INPOD_pre of table inet inpod-theirs (hook prerouting, priority -101) comes before inpod's",
     );
     let (theirs, _inbound) = (listen(&pod, 9999), listen(&pod, 15006));
     let stream = dial(&server, None, 0, address(POD, 8080)).unwrap();
