@@ -33,6 +33,8 @@ pub struct DiscoveredNetns {
     pub process: Process,
     pub container_id: ContainerId,
     validated: ValidatedNetns,
+    /// The largest number of users in a user namespace of the pod's processes in the netns.
+    users: u64,
 }
 
 impl DiscoveredNetns {
@@ -41,22 +43,36 @@ impl DiscoveredNetns {
     }
 }
 
-/// Finds a pod's netns. Candidates are the netns of the pod's processes, except the node's netns and netconfig's
-/// own. Among candidates with one of `addresses`, the netns of the oldest process is returned. `proc` is the path
-/// of procfs.
+/// Finds a pod's netns. Candidates are the netns of the pod's processes with one of `addresses` on an interface other
+/// than `lo`, except the node's netns and netconfig's own. `proc` is the path of procfs.
+///
+/// A process can create a netns with any address in a new user namespace, which has fewer users than the pod's. The
+/// netns with the largest user namespace is returned; two are refused.
 ///
 /// Scans all processes of the node, and may block.
 pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<DiscoveredNetns, FindError> {
     let scan = scan(proc, pod).map_err(FindError::List)?;
     let (mut others, mut failure) = (Vec::new(), None);
+    let mut fitting = Vec::new();
     for netns in group_by_netns(scan.members) {
         match validate_group(netns, addresses) {
-            Ok(Some(found)) => return Ok(found),
+            Ok(Some(found)) => fitting.push(found),
             Ok(None) => {}
             Err(refusal @ ClaimError::Address { .. }) => others.push(refusal.to_string()),
             // A later candidate may still be the pod's netns.
             Err(error) => failure = failure.or(Some(error)),
         }
+    }
+    let most = fitting.iter().map(|found| found.users).max();
+    fitting.retain(|found| Some(found.users) == most);
+    if let [first, second, ..] = fitting.as_slice() {
+        return Err(FindError::Ambiguous {
+            pod: pod.clone(),
+            processes: [first.process.pid, second.process.pid],
+        });
+    }
+    if let Some(found) = fitting.pop() {
+        return Ok(found);
     }
     Err(failure.map_or_else(
         || FindError::Nowhere {
@@ -172,6 +188,8 @@ fn validate_group(
     members: Vec<Member>,
     addresses: &[IpAddr],
 ) -> Result<Option<DiscoveredNetns>, ClaimError> {
+    let users = members.iter().map(|member| users_of(&member.path));
+    let users = users.max().unwrap_or_default();
     for member in members {
         let (device, inode) = member.netns;
         let wanted = NetnsRef {
@@ -179,9 +197,10 @@ fn validate_group(
             inode: Some(inode),
             ..NetnsRef::from_path(member.path.join("ns/net"))
         };
-        match validate::validate(&wanted, addresses.to_vec(), &[PROC.into()]) {
+        match validate::validate_discovered(&wanted, addresses.to_vec(), &[PROC.into()]) {
             Ok(validated) if is_same_process(&member) => {
                 return Ok(Some(DiscoveredNetns {
+                    users,
                     process: member.process,
                     container_id: member.container_id,
                     validated,
@@ -193,6 +212,17 @@ fn validate_group(
         }
     }
     Ok(None)
+}
+
+/// Returns the number of users in a process's user namespace: the sum of the lengths in uid_map (user_namespaces(7)).
+fn users_of(process: &Path) -> u64 {
+    let map = fs::read_to_string(process.join("uid_map")).unwrap_or_default();
+    let lengths = map
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(2));
+    lengths
+        .filter_map(|length| length.parse::<u64>().ok())
+        .sum()
 }
 
 fn is_same_process(member: &Member) -> bool {

@@ -188,6 +188,12 @@ pub enum FindError {
         /// A sentence per rejected netns.
         others: Vec<String>,
     },
+    /// A netns that the pod made for itself resembles the pod's own.
+    #[error(
+        "pod {pod} has two netns with its address: of process {} and of process {}",
+        .processes[0], .processes[1]
+    )]
+    Ambiguous { pod: PodUid, processes: [u32; 2] },
     /// The netns was found, but could not be validated or claimed.
     #[error(transparent)]
     Claim(#[from] ClaimError),

@@ -8,8 +8,9 @@ use inpod_types::NetnsRef;
 
 use crate::{
     error::ClaimError,
-    inspect::{self, InspectError, all_addresses, is_global},
+    inspect::{self, InspectError, is_global},
     netns_session::Visit,
+    routes::Routes,
     sysctl::Sysctls,
 };
 
@@ -60,20 +61,26 @@ fn open_error(error: OpenError, wanted: &NetnsRef) -> ClaimError {
     }
 }
 
-/// Opens a netns that must have one of the expected addresses. If the caller expects none, the netns must have at
-/// least one address that a pod can have, and all such addresses are returned.
-pub(crate) fn validate(
+/// Opens a netns that must have one of the expected addresses on an interface other than `lo`.
+pub(crate) fn validate_discovered(
     wanted: &NetnsRef,
     expected: Vec<IpAddr>,
     roots: &[PathBuf],
 ) -> Result<ValidatedNetns, ClaimError> {
     let netns = open(wanted, roots)?;
-    let addresses = validate_addresses(all_addresses(&netns)?, expected)?;
+    let routes = netns.within(Routes::open).map_err(InspectError::from)?;
+    let mut routes = routes.map_err(InspectError::reading("the addresses"))?;
+    let found = routes
+        .addresses_beyond_loopback()
+        .map_err(InspectError::from)?;
+    let addresses = validate_addresses(found, expected)?;
     Ok(ValidatedNetns { netns, addresses })
 }
 
-/// Validates a netns like [`validate`], with a single visit, and keeps the sockets and files opened by the visit. Sets
-/// `lo` up if nothing has done so yet, because ztunnel, which comes before the rules, listens for DNS on 127.0.0.1
+/// Opens a netns that must have one of the expected addresses. If the caller expects none, the netns must have at
+/// least one address that a pod can have, and all such addresses are returned.
+///
+/// Visits the netns once, and keeps the sockets and files opened by the visit. Sets `lo` up if nothing has done so yet, because ztunnel, which comes before the rules, listens for DNS on 127.0.0.1
 /// (services/docs/decisions/094-loopback.md).
 pub(crate) fn validate_visited(
     wanted: &NetnsRef,

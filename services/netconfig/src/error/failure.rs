@@ -143,7 +143,7 @@ impl IntoFailure for FindError {
     fn reason(&self) -> Reason {
         match self {
             Self::List(_) => Reason::KernelRefused,
-            Self::Nowhere { .. } => Reason::NetnsNotFound,
+            Self::Nowhere { .. } | Self::Ambiguous { .. } => Reason::NetnsNotFound,
             Self::Claim(error) => error.reason(),
             Self::Name(_) => Reason::Internal,
             Self::Rules(error) => error.reason(),

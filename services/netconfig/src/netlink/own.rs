@@ -1,9 +1,9 @@
 //! Recognizes notifications of netconfig's own changes, which netconfig reads back and need not read again.
 //!
-//! A notification repeats the number of the request that caused it (`nlmsg_seq`). netconfig records the numbers of a
-//! change before sending the change, and takes the first notification with a number as its own. Sockets number from a
-//! random start, so no process can know a number before the kernel has sent netconfig's notification. A process that
-//! repeats a number, or even netconfig's netlink port, only causes a second notification, which is foreign.
+//! A notification repeats the number of the causing request (`nlmsg_seq`). netconfig records the numbers of a change
+//! before sending the change, and the first notification with a number is netconfig's. Sockets number from a random
+//! start, so no process can know a number before the kernel has sent netconfig's notification. A process that repeats a
+//! number, or even netconfig's netlink port, only causes a second notification, and the second is foreign.
 
 use std::{
     ops::RangeInclusive,
@@ -14,8 +14,8 @@ use inpod_types::NetnsId;
 use nix::sys::socket::SockProtocol;
 use parking_lot::Mutex;
 
-/// The time after which a notification that has not arrived is no longer expected: the netns has no subscription, or
-/// the kernel has dropped the notification.
+/// The time after which a notification is no longer expected: the netns has no subscription, or the kernel has dropped
+/// the notification.
 const MAX_AGE: Duration = Duration::from_secs(10);
 
 static EXPECTED: Mutex<Vec<Expected>> = Mutex::new(Vec::new());
@@ -46,7 +46,7 @@ pub(super) fn expect(source: Source, numbers: RangeInclusive<u32>) {
     });
 }
 
-/// Returns whether a notification was expected, which no later notification with the same number is.
+/// Returns whether a notification was expected. No later notification with the same number is expected.
 pub(crate) fn take(source: Source, number: u32) -> bool {
     let mut expected = EXPECTED.lock();
     let is_it = |it: &Expected| it.source == source && it.numbers.contains(&number);

@@ -129,10 +129,26 @@ impl Routes {
 
     /// Returns the own addresses of the netns, sorted and without duplicates.
     pub(crate) fn addresses(&mut self) -> Result<Vec<IpAddr>, KernelError> {
+        self.addresses_where(|_| true)
+    }
+
+    /// Returns the own addresses except those of `lo`, to which every process with a user namespace of its own can add
+    /// any address.
+    pub(crate) fn addresses_beyond_loopback(&mut self) -> Result<Vec<IpAddr>, KernelError> {
+        self.addresses_where(|header| header.ifa_index != LOOPBACK)
+    }
+
+    fn addresses_where(
+        &mut self,
+        is_wanted: impl Fn(&Ifaddrmsg) -> bool,
+    ) -> Result<Vec<IpAddr>, KernelError> {
         let request = rt_addr::Request::new().op_getaddr_dump(&Ifaddrmsg::new());
         let payloads = self.0.dump_family("read the addresses", &request)?;
         let addresses = payloads.iter().filter_map(|payload| {
-            let (_, attributes) = OpGetaddrDump::decode_reply(payload);
+            let (header, attributes) = OpGetaddrDump::decode_reply(payload);
+            if !is_wanted(&header) {
+                return None;
+            }
             // On a point-to-point link, IFA_ADDRESS is the peer's address, and IFA_LOCAL is the own address.
             attributes
                 .get_local()

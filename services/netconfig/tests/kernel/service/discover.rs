@@ -220,36 +220,66 @@ async fn without_the_right_to_look_at_the_pods_processes_that_is_told() {
 }
 
 #[tokio::test]
-async fn of_several_netns_of_a_pod_the_oldest_with_its_address_is_found() {
+async fn the_netns_with_the_pods_address_is_found_and_two_are_refused() {
     let mut netconfig = Netconfig::start().await;
     let pod = Pod::new();
-    let (without, with, younger) = (Fresh::new(), pod_netns(), pod_netns());
-    let _processes = [&without, &with, &younger].map(|fresh| {
-        // Start times have steps of 10 ms.
-        std::thread::sleep(Duration::from_millis(20));
-        pod.start(fresh, 'a')
-    });
+    let (without, with, another) = (Fresh::new(), pod_netns(), pod_netns());
+    let first = [&without, &with].map(|fresh| pod.start(fresh, 'a'));
     let found = pod.find(&mut netconfig, ADDRESS).await.unwrap();
     assert_eq!(found.netns, Some(with.netns.id().into()));
+    let second = pod.start(&another, 'a');
+    let message = pod.is_not_found(&mut netconfig, ADDRESS).await;
+    for process in [&first[1], &second] {
+        let named = format!("of process {}", process.pid());
+        assert!(message.contains(&named), "{message}");
+    }
+}
+
+/// Creates a netns in a user namespace of its own, as any process can, and gives the pod's address to an interface.
+fn make_netns(commands: &str) -> Sleeper {
+    let script = format!("{commands} && exec sleep 60");
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--net", "sh", "-c", &script]);
+    let process = Sleeper(command.spawn().unwrap());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let name = format!("/proc/{}/comm", process.pid());
+    while std::fs::read_to_string(&name).unwrap() != "sleep\n" {
+        assert!(Instant::now() < deadline, "{commands}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    process
+}
+
+const ETH0: &str = "ip link add eth0 type veth peer name peer && ip addr add 10.9.0.1/24 dev eth0 && \
+                    ip link set eth0 up";
+
+#[tokio::test]
+async fn a_netns_that_the_pods_first_process_made_is_not_taken() {
+    let mut netconfig = Netconfig::start().await;
+    for commands in ["ip addr add 10.9.0.1/32 dev lo", ETH0] {
+        let (fresh, pod) = (pod_netns(), Pod::new());
+        let made = make_netns(commands);
+        pod.put(&made, 'a');
+        let _process = pod.start(&fresh, 'b');
+        let result = pod.find(&mut netconfig, ADDRESS).await;
+        let users = std::fs::read_to_string("/proc/self/uid_map").unwrap();
+        let is_alone = users.split_whitespace().nth(2) == Some("1");
+        match result {
+            Ok(found) => assert_eq!(found.netns, Some(fresh.netns.id().into()), "{commands}"),
+            // Without root, no user namespace has more than one user.
+            Err(status) if is_alone => assert_eq!(refusal(&status), NOT_FOUND, "{status}"),
+            Err(status) => panic!("{commands}: {status}"),
+        }
+    }
 }
 
 #[tokio::test]
 async fn a_pod_with_users_of_its_own_is_found_and_programmed() {
     let mut netconfig = Netconfig::start().await;
     let pod = Pod::new();
-    let script = "ip link set lo up && ip addr add 10.9.0.1/32 dev lo && exec sleep 60";
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--net", "sh", "-c", script]);
-    let process = Sleeper(command.spawn().unwrap());
+    let process = make_netns(ETH0);
     pod.put(&process, 'a');
-    let deadline = Instant::now() + Duration::from_secs(20);
-    let found = loop {
-        match pod.find(&mut netconfig, ADDRESS).await {
-            Ok(found) => break found,
-            Err(status) => assert!(Instant::now() < deadline, "{status}"),
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    };
+    let found = pod.find(&mut netconfig, ADDRESS).await.unwrap();
     let owner = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/user")).unwrap();
     assert_ne!(owner(&process.pid().to_string()), owner("self"));
     let request = ApplyRulesRequest {
