@@ -239,9 +239,9 @@ pub enum Policy {
 pub struct Rule(pub Vec<Expr>);
 
 impl Rule {
-    /// Returns whether the rule refuses packets to sockets without ztunnel's mark.
+    /// Returns whether the rule refuses packets, as only the rules on ztunnel's ports do.
     pub(crate) fn is_guard(&self) -> bool {
-        let asks = |expr: &Expr| matches!(expr, Expr::ReceiverNotMarked(_));
-        self.0.iter().any(asks)
+        let refuses = |expr: &Expr| matches!(expr, Expr::Refuse(_));
+        self.0.iter().any(refuses)
     }
 }

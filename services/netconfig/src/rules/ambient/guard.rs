@@ -6,29 +6,32 @@
 
 use super::{MANGLE_PRIORITY, base, only_family};
 use crate::{
-    marks::{FROM_ZTUNNEL, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS},
+    marks::{FROM_ZTUNNEL, OUTBOUND_PORT, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS},
     rules::{Ambient, Chain, Expr, Hook, Kind, Rule, Transport},
 };
 
-/// Refuses connections and queries to a listener without the mark. The rules count nothing, because each counter makes an
-/// ADD slower.
+/// Refuses connections and queries to a listener without the mark, and connections of ztunnel to its own outbound
+/// listener. The rules count nothing, because each counter makes an ADD slower.
 pub(super) fn input(settings: &Ambient) -> Chain {
-    let refuse = |transport, port| {
+    let refuse = |transport, port, condition| {
         let version = only_family(settings).map(Expr::Version);
         let mut exprs: Vec<_> = version.into_iter().collect();
         exprs.extend([Expr::Protocol(transport), Expr::Port(port)]);
         exprs.extend((transport == Transport::Tcp).then_some(Expr::TcpSyn));
-        exprs.push(Expr::ReceiverNotMarked(FROM_ZTUNNEL));
-        exprs.push(Expr::Refuse(transport));
+        exprs.extend([condition, Expr::Refuse(transport)]);
         Rule(exprs)
     };
-    let connections = tcp_ports(settings).map(|port| refuse(Transport::Tcp, port));
+    let unmarked = || Expr::ReceiverNotMarked(FROM_ZTUNNEL);
+    let connections = tcp_ports(settings).map(|port| refuse(Transport::Tcp, port, unmarked()));
     let queries = settings.dns_capture;
-    let queries = queries.then(|| refuse(Transport::Udp, ZTUNNEL_DNS_PORT));
+    let queries = queries.then(|| refuse(Transport::Udp, ZTUNNEL_DNS_PORT, unmarked()));
+    // After a connection of the pod to its own address on this port, which nothing redirects, stock ztunnel would call
+    // itself until no descriptor is left for the node's other pods (services/docs/facts/ztunnel.md, 10).
+    let loops = refuse(Transport::Tcp, OUTBOUND_PORT, Expr::Marked(FROM_ZTUNNEL));
     Chain {
         name: "input".to_owned(),
         base: Some(base(Kind::Filter, Hook::Input, MANGLE_PRIORITY)),
-        rules: connections.chain(queries).collect(),
+        rules: connections.chain(queries).chain([loops]).collect(),
     }
 }
 

@@ -120,3 +120,20 @@ fn connections_outlive_the_mark_of_their_listener() {
         flow.talk().unwrap();
     }
 }
+
+/// Stock ztunnel forwards a connection of the pod to its own address on port 15001 to itself, again and again.
+#[test]
+fn ztunnel_cannot_call_its_own_outbound_listener() {
+    let mut world = world();
+    world.apply(&everything_captured());
+    let listeners = occupy(&world);
+    listeners.iter().for_each(Listener::mark_as_ztunnel);
+    world.add(listeners);
+    for family in Family::ALL {
+        let to_itself = Dial::tcp(Place::Pod, pod(family), 15001);
+        assert_eq!(to_itself.ask(&world).by(), Some(By::Ztunnel(15001)));
+        let again = to_itself.marked(0x539).ask(&world);
+        let refused = Evidence::Refused(std::io::ErrorKind::ConnectionRefused);
+        assert_eq!(again, refused, "{family}");
+    }
+}

@@ -42,9 +42,9 @@ impl Part {
         }
     }
 
-    /// Returns whether the rule lets only ztunnel answer on a port.
+    /// Returns whether the rule guards ztunnel's ports.
     pub(crate) fn is_guard(&self) -> bool {
-        matches!(self, Self::Rule { text, .. } if text.contains("socket mark"))
+        matches!(self, Self::Rule { chain, .. } if chain == "input")
     }
 
     pub(crate) fn delete(&self, world: &World) {
