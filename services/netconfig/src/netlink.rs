@@ -132,10 +132,7 @@ impl Socket {
         act: &str,
         request: &R,
     ) -> Result<(), KernelError> {
-        let mut batch = self.batch();
-        batch.push(request);
-        batch.acknowledge_last();
-        self.transact(act, &batch)
+        self.transact(act, &self.single(request))
     }
 
     /// Sends a request that changes what the kernel notifies of once.
@@ -144,10 +141,15 @@ impl Socket {
         act: &str,
         request: &R,
     ) -> Result<(), KernelError> {
+        self.transact_change(act, &self.single(request))
+    }
+
+    /// Returns a batch of one message, which the kernel acknowledges.
+    fn single<R: NetlinkRequest>(&self, request: &R) -> Batch {
         let mut batch = self.batch();
         batch.push(request);
         batch.acknowledge_last();
-        self.transact_change(act, &batch)
+        batch
     }
 
     /// Sends a batch of which the kernel notifies once, and waits like [`Self::transact`].
