@@ -15,7 +15,7 @@ mod sets;
 
 pub(crate) use decode::ESTABLISHED_MATCH;
 pub(crate) use leftovers::Author;
-pub(crate) use lower::{SYN as TCP_SYN, destination_of, protocol_family};
+pub(crate) use lower::{SYN as TCP_SYN, destination_of, ether_type_of, protocol_family};
 pub(crate) use observed::{Change, NewTable, Observed, ObservedTable};
 pub(crate) use op::{Base, Ct, Meta, Op};
 pub(crate) use read::{ChainOutline, NamedTable, TableOutline, TableState};

@@ -164,6 +164,8 @@ pub enum TableFamily {
     Inet,
     Ip,
     Ip6,
+    /// A table for the frames that a bridge forwards.
+    Bridge,
 }
 
 impl TableFamily {
@@ -172,6 +174,7 @@ impl TableFamily {
             Self::Inet => true,
             Self::Ip => family == Family::V4,
             Self::Ip6 => family == Family::V6,
+            Self::Bridge => false,
         }
     }
 }
@@ -182,6 +185,7 @@ impl fmt::Display for TableFamily {
             Self::Inet => "inet",
             Self::Ip => "ip",
             Self::Ip6 => "ip6",
+            Self::Bridge => "bridge",
         })
     }
 }

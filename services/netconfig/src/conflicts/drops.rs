@@ -13,7 +13,7 @@ use crate::{
     netlink::KernelError,
     nftables::{
         Base, ChainOutline, Ct, ESTABLISHED_MATCH, Meta, Nftables, Op, TCP_SYN, TableOutline,
-        destination_of, protocol_family,
+        destination_of, ether_type_of, protocol_family,
     },
     rules::{Base as RuleBase, Hook, Policy, TableFamily, ambient::NAT_PRIORITY},
 };
@@ -238,6 +238,7 @@ fn evaluate(rule: &[Op], packet: &Packet) -> Effect {
 fn load_meta(meta: Meta, packet: &Packet) -> Value {
     match meta {
         Meta::Family => Value::Known(vec![protocol_family(packet.family)]),
+        Meta::EtherType => Value::Known(ether_type_of(packet.family).to_be_bytes().into()),
         Meta::Protocol => Value::Known(vec![TCP]),
         Meta::Mark => Value::Known(packet.mark.to_ne_bytes().into()),
         Meta::InName if packet.hook == Hook::Input && packet.by_loopback => {

@@ -11,6 +11,7 @@ const UNSPECIFIED: u8 = 0;
 const INET: u8 = 1; // NFPROTO_INET
 const IPV4: u8 = 2; // NFPROTO_IPV4
 const IPV6: u8 = 10; // NFPROTO_IPV6
+const BRIDGE: u8 = 7; // NFPROTO_BRIDGE
 
 /// NFTNL_UDATA_TABLE_COMMENT. User data is a list of (kind, length, value), in which nft stores comments.
 const UDATA_COMMENT: u8 = 0;
@@ -20,6 +21,7 @@ pub(super) fn header(family: TableFamily) -> Nfgenmsg {
         TableFamily::Inet => INET,
         TableFamily::Ip => IPV4,
         TableFamily::Ip6 => IPV6,
+        TableFamily::Bridge => BRIDGE,
     })
 }
 
@@ -34,7 +36,7 @@ fn of_family(nfgen_family: u8) -> Nfgenmsg {
     }
 }
 
-/// Returns the family of a table, and `None` for bridge, arp and netdev.
+/// Returns the family of a table that sees IP packets, and `None` for bridge, arp and netdev.
 pub(super) fn family_of(header: &Nfgenmsg) -> Option<TableFamily> {
     let families = [TableFamily::Inet, TableFamily::Ip, TableFamily::Ip6];
     let mut families = families.into_iter();

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use super::{
     lower::{
         DESTINATION_PORT, INVALID_UID, SOURCE_PORT, STATE_INVALID, STATE_KNOWN, STATE_NEW, SYN,
-        TCP_FLAGS, TCP_FLAGS_MASK, destination_of, is, payload, protocol, protocol_family,
-        source_of,
+        TCP_FLAGS, TCP_FLAGS_MASK, destination_of, ether_type_of, is, payload, priority_tag,
+        protocol, protocol_family, source_of,
     },
     op::{Base, Ct, Meta, Op},
 };
@@ -21,7 +21,7 @@ use crate::{
 pub(crate) fn lift(mut ops: &[Op]) -> Rule {
     let mut exprs = Vec::new();
     while let Some((first, rest)) = ops.split_first() {
-        let lifted = [tproxy, in_set, address, three_ops, two_ops, one_op]
+        let lifted = [tproxy, in_set, frame, address, three_ops, two_ops, one_op]
             .iter()
             .find_map(|lift| lift(ops));
         let (expr, after) = lifted.unwrap_or_else(|| (unknown(first), rest));
@@ -55,6 +55,27 @@ fn in_set(ops: &[Op]) -> Lifted<'_> {
     };
     let is_destination = *load == payload(Base::Network, destination_of(family));
     is_destination.then(|| (Expr::DestinationIn(family, set.clone()), rest))
+}
+
+/// Lifts a match of what a bridged frame carries.
+fn frame(ops: &[Op]) -> Lifted<'_> {
+    let ([Op::Meta(Meta::EtherType), Op::Cmp { equal: true, data }], rest) =
+        ops.split_first_chunk()?
+    else {
+        return None;
+    };
+    let found = u16::from_be_bytes(data.as_slice().try_into().ok()?);
+    if let Some(rest) = rest.strip_prefix(&priority_tag()) {
+        return Some((Expr::FrameTagged(found), rest));
+    }
+    let mut families = Family::ALL.into_iter();
+    let family = families.find(|family| ether_type_of(*family) == found)?;
+    let ([load, Op::Cmp { equal: true, data }], rest) = rest.split_first_chunk()? else {
+        return None;
+    };
+    let is_source = *load == payload(Base::Network, source_of(family));
+    let from = is_source.then(|| ip(family, data)).flatten()?;
+    Some((Expr::FrameFrom(from), rest))
 }
 
 /// Lifts a match of a whole address or, after a mask, of a network.
@@ -173,7 +194,8 @@ fn property(meta: Meta, equal: bool, data: &[u8]) -> Option<Expr> {
         (Meta::SocketGroup, true) => number(data).map(Expr::FromGroup),
         (Meta::SocketGroup, false) => number(data).map(Expr::NotFromGroup),
         (Meta::SocketUser, false) => (number(data)? == INVALID_UID).then_some(Expr::FromAnySocket),
-        (Meta::Mark, _) | (Meta::InName | Meta::Family | Meta::Protocol, false) => None,
+        (Meta::Mark | Meta::EtherType, _)
+        | (Meta::InName | Meta::Family | Meta::Protocol, false) => None,
     }
 }
 

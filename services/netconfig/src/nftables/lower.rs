@@ -14,6 +14,9 @@ const IPV6: u8 = 10; // NFPROTO_IPV6
 pub(super) const STATE_NEW: u32 = 8; // NF_CT_STATE_BIT(IP_CT_NEW) of linux/netfilter/nf_conntrack_common.h
 pub(super) const STATE_KNOWN: u32 = 2 | 4; // NF_CT_STATE_BIT of IP_CT_ESTABLISHED and IP_CT_RELATED
 pub(super) const STATE_INVALID: u32 = 1; // NF_CT_STATE_INVALID_BIT
+/// Offset and length in an Ethernet header with a VLAN tag.
+const FIRST_TAG: (u32, u32) = (14, 2);
+const VLAN_MASK: u16 = 0x0fff; // VLAN_VID_MASK of linux/if_vlan.h
 /// Offset and length in an IPv4 header.
 const SOURCE_V4: (u32, u32) = (12, 4);
 const DESTINATION_V4: (u32, u32) = (16, 4);
@@ -49,6 +52,17 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
             let mut ops = version(*family);
             ops.push(payload(Base::Network, destination_of(*family)));
             ops.push(Op::Lookup(set.clone()));
+            ops
+        }
+        Expr::FrameFrom(from) => {
+            let family = Family::of(*from);
+            let mut ops = ether_type(ether_type_of(family));
+            ops.extend([payload(Base::Network, source_of(family)), is(bytes(*from))]);
+            ops
+        }
+        Expr::FrameTagged(inner) => {
+            let mut ops = ether_type(*inner);
+            ops.extend(priority_tag());
             ops
         }
         Expr::ArrivesBy(name) => vec![Op::Meta(Meta::InName), is(interface_name(name))],
@@ -121,6 +135,28 @@ pub(crate) fn protocol_family(family: Family) -> u8 {
         Family::V4 => IPV4,
         Family::V6 => IPV6,
     }
+}
+
+/// Compares the type of what a frame carries after its first VLAN tag, which the kernel removes on arrival
+/// (skb_vlan_untag in net/core/skbuff.c).
+fn ether_type(number: u16) -> Vec<Op> {
+    vec![Op::Meta(Meta::EtherType), is(number.to_be_bytes())]
+}
+
+pub(crate) fn ether_type_of(family: Family) -> u16 {
+    match family {
+        Family::V4 => 0x0800, // ETH_P_IP
+        Family::V6 => 0x86dd, // ETH_P_IPV6
+    }
+}
+
+/// Compares the VLAN of a frame's first tag with 0.
+pub(super) fn priority_tag() -> [Op; 3] {
+    [
+        payload(Base::Link, FIRST_TAG),
+        bitwise(VLAN_MASK.to_be_bytes(), [0, 0]),
+        is([0, 0]),
+    ]
 }
 
 pub(super) fn source_of(family: Family) -> (u32, u32) {

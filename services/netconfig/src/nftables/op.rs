@@ -64,6 +64,7 @@ pub(super) trait Numbered: Copy + PartialEq + 'static {
 /// Packet properties used in inpod's rules (enum nft_meta_keys in linux/netfilter/nf_tables.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meta {
+    EtherType,
     Mark,
     InName,
     OutName,
@@ -75,6 +76,7 @@ pub(crate) enum Meta {
 
 impl Numbered for Meta {
     const NUMBERS: &'static [(Self, u32)] = &[
+        (Self::EtherType, 1),
         (Self::Mark, 3),
         (Self::InName, 6),
         (Self::OutName, 7),
@@ -100,10 +102,12 @@ impl Numbered for Ct {
 /// Headers from which offsets count (enum nft_payload_bases).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Base {
+    Link,
     Network,
     Transport,
 }
 
 impl Numbered for Base {
-    const NUMBERS: &'static [(Self, u32)] = &[(Self::Network, 1), (Self::Transport, 2)];
+    const NUMBERS: &'static [(Self, u32)] =
+        &[(Self::Link, 0), (Self::Network, 1), (Self::Transport, 2)];
 }

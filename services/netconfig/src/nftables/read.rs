@@ -56,19 +56,23 @@ impl Nftables {
         generation(&mut self.socket)
     }
 
-    /// Returns the state of a table of family inet, `None` if there is none.
-    pub(crate) fn table_state(&mut self, name: &str) -> Result<Option<TableState>, KernelError> {
-        let found = get_table(&mut self.socket, name)?;
+    /// Returns the state of a table, `None` if there is none.
+    pub(crate) fn table_state(
+        &mut self,
+        family: TableFamily,
+        name: &str,
+    ) -> Result<Option<TableState>, KernelError> {
+        let found = get_table(&mut self.socket, family, name)?;
         Ok(found.map(|payload| state_of(&OpGettableDo::decode_reply(&payload).1)))
     }
 
-    /// Reads a table of family inet with the chains that `wanted` has, too, but without elements of sets. The cost
+    /// Reads a table with the chains that `wanted` has, too, but without elements of sets. The cost
     /// depends only on this table.
     pub(crate) fn read_by_name(
         &mut self,
         wanted: &Table,
     ) -> Result<Option<NamedTable>, KernelError> {
-        let Some(payload) = get_table(&mut self.socket, &wanted.name)? else {
+        let Some(payload) = get_table(&mut self.socket, wanted.family, &wanted.name)? else {
             return Ok(None);
         };
         let (_, attributes) = OpGettableDo::decode_reply(&payload);
@@ -80,7 +84,7 @@ impl Nftables {
         for chain in &wanted.chains {
             found
                 .chains
-                .extend(read_chain(&mut self.socket, &wanted.name, &chain.name)?);
+                .extend(read_chain(&mut self.socket, wanted, &chain.name)?);
         }
         Ok(Some(found))
     }
@@ -210,8 +214,12 @@ pub(crate) struct ChainOutline {
     pub(crate) uses: u32,
 }
 
-fn get_table(socket: &mut Socket, name: &str) -> Result<Option<Vec<u8>>, KernelError> {
-    let mut request = Request::new().op_gettable_do(&header(TableFamily::Inet));
+fn get_table(
+    socket: &mut Socket,
+    family: TableFamily,
+    name: &str,
+) -> Result<Option<Vec<u8>>, KernelError> {
+    let mut request = Request::new().op_gettable_do(&header(family));
     request.encode().push_name_bytes(name.as_bytes());
     unless_missing(socket.get("read a table", &request))
 }
@@ -223,15 +231,19 @@ fn state_of(attributes: &IterableTableAttrs<'_>) -> TableState {
     }
 }
 
-fn read_chain(socket: &mut Socket, table: &str, name: &str) -> Result<Option<Chain>, KernelError> {
-    let mut request = Request::new().op_getchain_do(&header(TableFamily::Inet));
-    let attributes = request.encode().push_table_bytes(table.as_bytes());
+fn read_chain(
+    socket: &mut Socket,
+    table: &Table,
+    name: &str,
+) -> Result<Option<Chain>, KernelError> {
+    let mut request = Request::new().op_getchain_do(&header(table.family));
+    let attributes = request.encode().push_table_bytes(table.name.as_bytes());
     drop(attributes.push_name_bytes(name.as_bytes()));
     let Some(payload) = unless_missing(socket.get("read a chain", &request))? else {
         return Ok(None);
     };
-    let mut request = Request::new().op_getrule_dump(&header(TableFamily::Inet));
-    let attributes = request.encode().push_table_bytes(table.as_bytes());
+    let mut request = Request::new().op_getrule_dump(&header(table.family));
+    let attributes = request.encode().push_table_bytes(table.name.as_bytes());
     drop(attributes.push_chain_bytes(name.as_bytes()));
     let payloads = socket.dump("read the rules of a chain", &request)?;
     let rules = payloads
@@ -295,7 +307,7 @@ fn read_chains(
                     found.table.chains.push(chain);
                 }
             }
-            None => {}
+            Some(TableFamily::Bridge) | None => {}
         }
     }
     Ok(iptables_chains)

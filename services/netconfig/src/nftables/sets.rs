@@ -106,40 +106,60 @@ impl Nftables {
         change::commit(&mut self.socket, "change the probe set", batch)
     }
 
-    /// Creates or replaces a table with its sets and elements in one transaction.
-    pub(crate) fn replace_table(
+    /// Creates or replaces tables, and the sets of the table of family inet, in one transaction.
+    pub(crate) fn replace_tables(
         &mut self,
-        table: &Table,
+        tables: &[Table],
         comment: &str,
         sets: &[(AddressSet, Vec<(IpAddr, &str)>)],
     ) -> Result<(), KernelError> {
         let generation = self.generation()?;
-        let exists = self.table_state(&table.name)?.is_some();
+        let existing = self.existing(tables)?;
         let mut batch = change::begin(&self.socket, generation);
-        if exists {
+        for table in existing {
             change::push_delete(&mut batch, table.family, &table.name);
         }
-        change::push_table(&mut batch, table, comment);
-        for (id, (set, elements)) in (1..).zip(sets) {
-            push_set(&mut batch, *set, id);
-            for some in elements.chunks(ELEMENTS_PER_MESSAGE) {
-                push_elements(&mut batch, *set, some);
+        for table in tables {
+            change::push_table(&mut batch, table, comment);
+            if table.family == TableFamily::Inet {
+                push_sets(&mut batch, sets);
             }
+            change::push_chains(&mut batch, table);
         }
-        change::push_chains(&mut batch, table);
-        change::commit(&mut self.socket, "write the probe table", batch)
+        change::commit(&mut self.socket, "write the probe tables", batch)
     }
 
-    /// Deletes a table of family inet. Returns whether it existed.
-    pub(crate) fn delete_table(&mut self, name: &str) -> Result<bool, KernelError> {
+    /// Deletes tables. Returns whether any existed.
+    pub(crate) fn delete_tables(&mut self, tables: &[Table]) -> Result<bool, KernelError> {
         let generation = self.generation()?;
-        if self.table_state(name)?.is_none() {
+        let existing = self.existing(tables)?;
+        if existing.is_empty() {
             return Ok(false);
         }
         let mut batch = change::begin(&self.socket, generation);
-        change::push_delete(&mut batch, TableFamily::Inet, name);
-        change::commit(&mut self.socket, "delete the probe table", batch)?;
+        for table in existing {
+            change::push_delete(&mut batch, table.family, &table.name);
+        }
+        change::commit(&mut self.socket, "delete the probe tables", batch)?;
         Ok(true)
+    }
+
+    fn existing<'a>(&mut self, tables: &'a [Table]) -> Result<Vec<&'a Table>, KernelError> {
+        let mut existing = Vec::new();
+        for table in tables {
+            let found = self.table_state(table.family, &table.name)?;
+            existing.extend(found.map(|_| table));
+        }
+        Ok(existing)
+    }
+}
+
+fn push_sets(batch: &mut Batch, sets: &[(AddressSet, Vec<(IpAddr, &str)>)]) {
+    for (id, (set, elements)) in (1..).zip(sets) {
+        push_set(batch, *set, id);
+        for some in elements.chunks(ELEMENTS_PER_MESSAGE) {
+            push_elements(batch, *set, some);
+        }
     }
 }
 

@@ -104,7 +104,9 @@ impl Plan {
 fn label(table: &Table) -> String {
     match table.family {
         TableFamily::Inet => table.name.clone(),
-        TableFamily::Ip | TableFamily::Ip6 => format!("{} {}", table.family, table.name),
+        TableFamily::Ip | TableFamily::Ip6 | TableFamily::Bridge => {
+            format!("{} {}", table.family, table.name)
+        }
     }
 }
 

@@ -1,18 +1,18 @@
-//! The probe set as our own nf_tables table. Each change is one transaction, void after concurrent changes.
+//! The probe set in our own nf_tables tables. Each change is one transaction, void after concurrent changes.
 
 use std::{io, net::IpAddr};
 
 use super::{
     ProbeSetError, ProbeSettings,
     refcount::{Action, Elements, decide_action},
-    rules::{SETS, TABLE, set_of, table, tag},
+    rules::{SETS, TABLE, bridge_table, set_of, table, tag},
 };
 use crate::{
     error::require_none,
     family::Family,
     netlink::{KernelError, retry_on_race},
-    nftables::{Edit, NamedTable, Nftables, TableState},
-    rules::{Expr, Table},
+    nftables::{AddressSet, Edit, NamedTable, Nftables, TableState},
+    rules::{Expr, Table, TableFamily},
 };
 
 /// `None` to remove the address.
@@ -37,9 +37,10 @@ pub(super) enum UpdateOutcome {
 #[derive(Debug)]
 pub(super) struct Nft {
     nftables: Nftables,
-    wanted: Table,
-    /// The table's state at the last complete read.
-    seen: Option<TableState>,
+    /// The table of family inet, and that of family bridge unless the kernel has none.
+    wanted: Vec<Table>,
+    /// The tables' states at the last complete read.
+    seen: Vec<Option<TableState>>,
 }
 
 impl Nft {
@@ -47,15 +48,21 @@ impl Nft {
     pub(super) fn open(sender: &Expr, settings: &ProbeSettings) -> io::Result<Self> {
         Ok(Self {
             nftables: Nftables::open_persistent()?,
-            wanted: table(sender, settings),
-            seen: None,
+            wanted: vec![table(sender, settings), bridge_table(settings)],
+            seen: Vec::new(),
         })
     }
 
-    /// Asks only for the table itself, which costs the same however many tables and chains others have. Notices a
+    /// Asks only for the tables themselves, which costs the same however many tables and chains others have. Notices a
     /// table that was deleted or created again, and an added or deleted chain or set.
     pub(super) fn has_changed(&mut self) -> Result<bool, ProbeSetError> {
-        Ok(self.nftables.table_state(TABLE)? != self.seen)
+        Ok(self.states()? != self.seen)
+    }
+
+    fn states(&mut self) -> Result<Vec<Option<TableState>>, KernelError> {
+        let nftables = &mut self.nftables;
+        let state = |table: &Table| nftables.table_state(table.family, &table.name);
+        self.wanted.iter().map(state).collect()
     }
 
     /// Returns `None` if there is no set of ours.
@@ -65,13 +72,20 @@ impl Nft {
 
     fn read_once(&mut self) -> Result<Option<ObservedSet>, KernelError> {
         let generation = self.nftables.generation()?;
-        let found = self.nftables.read_by_name(&self.wanted)?;
-        self.seen = found.as_ref().map(|found| found.state);
-        let Some(found) = found else {
+        let nftables = &mut self.nftables;
+        let tables = self.wanted.iter();
+        let found = tables.map(|wanted| nftables.read_by_name(wanted));
+        let found = found.collect::<Result<Vec<_>, _>>()?;
+        let state = |found: &Option<NamedTable>| found.as_ref().map(|found| found.state);
+        self.seen = found.iter().map(state).collect();
+        if found.iter().all(Option::is_none) {
             return Ok(None);
-        };
+        }
+        let tables = self.wanted.iter().zip(&found);
         let mut observed = ObservedSet {
-            differences: differences(&found, &self.wanted),
+            differences: tables
+                .flat_map(|(wanted, found)| differences(found.as_ref(), wanted))
+                .collect(),
             elements: Elements::new(),
         };
         for set in SETS {
@@ -142,7 +156,7 @@ impl Nft {
             let elements = of_family.map(|(address, owner)| (*address, owner.as_str()));
             (set, elements.collect())
         });
-        retry_on_race(|| self.nftables.replace_table(&self.wanted, &tag(), &sets))?;
+        self.write_tables(&sets)?;
         let found = self.read()?.unwrap_or_default();
         let mut left = found.differences;
         if found.elements != *elements {
@@ -151,14 +165,34 @@ impl Nft {
         require_none(left, ProbeSetError::Differs)
     }
 
+    /// Writes no table of family bridge if the kernel was built without that family.
+    fn write_tables(
+        &mut self,
+        sets: &[(AddressSet, Vec<(IpAddr, &str)>)],
+    ) -> Result<(), KernelError> {
+        let written = retry_on_race(|| self.nftables.replace_tables(&self.wanted, &tag(), sets));
+        let is_lacking = |error: &KernelError| error.is(nix::Error::EOPNOTSUPP);
+        let is_bridge = |table: &Table| table.family == TableFamily::Bridge;
+        match written {
+            Err(error) if is_lacking(&error) && self.wanted.iter().any(is_bridge) => {
+                tracing::warn!(
+                    "The kernel has no nf_tables for bridges (CONFIG_NF_TABLES_BRIDGE): behind the same bridge, a pod \
+                     with CAP_NET_RAW can reach a pod of the mesh past ztunnel"
+                );
+                self.wanted.retain(|table| !is_bridge(table));
+                retry_on_race(|| self.nftables.replace_tables(&self.wanted, &tag(), sets))
+            }
+            written => written,
+        }
+    }
+
     /// Removes everything, and verifies that. Returns whether there was anything.
     pub(super) fn clear(&mut self) -> Result<bool, ProbeSetError> {
-        let cleared = retry_on_race(|| self.nftables.delete_table(TABLE))?;
-        self.seen = self.nftables.table_state(TABLE)?;
-        let left = self
-            .seen
-            .map(|_| format!("the table {TABLE} was recreated"));
-        require_none(left.into_iter().collect(), ProbeSetError::Differs)?;
+        let cleared = retry_on_race(|| self.nftables.delete_tables(&self.wanted))?;
+        self.seen = self.states()?;
+        let left = self.seen.iter().flatten();
+        let left = left.map(|_| format!("a table {TABLE} was recreated"));
+        require_none(left.collect(), ProbeSetError::Differs)?;
         Ok(cleared)
     }
 
@@ -210,19 +244,32 @@ fn describe_element(address: IpAddr, found: Option<&str>) -> String {
     }
 }
 
-fn differences(found: &NamedTable, wanted: &Table) -> Vec<String> {
+fn differences(found: Option<&NamedTable>, wanted: &Table) -> Vec<String> {
+    let Table {
+        family,
+        name,
+        chains,
+    } = wanted;
+    let Some(found) = found else {
+        return vec![format!("table {family} {name} is missing")];
+    };
     let mut differences = Vec::new();
-    for chain in &wanted.chains {
+    for chain in chains {
         if !found.chains.contains(chain) {
-            differences.push(format!("chain {} is out of sync", chain.name));
+            differences.push(format!("{family} chain {} is out of sync", chain.name));
         }
     }
-    let objects = found.chains.len() + SETS.len();
+    let has_sets = *family == TableFamily::Inet;
+    let objects = found.chains.len() + if has_sets { SETS.len() } else { 0 };
     if usize::try_from(found.state.objects) != Ok(objects) {
-        differences.push("the table has other chains, sets or objects than inpod's".to_owned());
+        differences.push(format!(
+            "table {family} {name} has other chains, sets or objects than inpod's"
+        ));
     }
     if found.comment.as_deref() != Some(tag().as_str()) {
-        differences.push("the table's comment is not inpod's".to_owned());
+        differences.push(format!(
+            "the comment of table {family} {name} is not inpod's"
+        ));
     }
     differences
 }

@@ -1,13 +1,15 @@
-//! The node's table, as data.
+//! The node's tables, as data.
 
 use super::settings::ProbeSettings;
 use crate::{
     family::Family,
     nftables::AddressSet,
-    rules::{Base, Chain, Expr, Hook, Kind, Policy, Rule, SCHEMA, Table, TableFamily, Transport},
+    rules::{
+        Base, Chain, Expr, Hook, Kind, Network, Policy, Rule, SCHEMA, Table, TableFamily, Transport,
+    },
 };
 
-/// inpod's only table in the node's netns.
+/// The name of inpod's two tables in the node's netns, of the families inet and bridge.
 pub(crate) const TABLE: &str = "inpod-host";
 
 pub(crate) const SETS: [AddressSet; 2] = [
@@ -28,6 +30,13 @@ pub(crate) const SETS: [AddressSet; 2] = [
 /// last registered chain would win.
 const PRIORITY: i32 = 99;
 
+/// Before connection tracking, and in the bridge before any other program's rules (NF_IP_PRI_RAW,
+/// NF_BR_PRI_NAT_DST_BRIDGED).
+const FIRST_PRIORITY: i32 = -300;
+
+/// The EtherTypes of VLAN tags (ETH_P_8021Q and ETH_P_8021AD of linux/if_ether.h).
+const VLAN_TAGS: [u16; 2] = [0x8100, 0x88a8];
+
 /// Identifies the table's owner and schema.
 pub(crate) fn tag() -> String {
     format!("inpod schema={SCHEMA} probes of the node")
@@ -41,35 +50,65 @@ pub(crate) fn set_of(family: Family) -> AddressSet {
     }
 }
 
-/// Packets of the sender to addresses in a set get the probe source address.
+/// Packets of the sender to addresses in a set get the probe source address, and whatever arrives from that address is
+/// dropped: packets of the node itself only leave, so another pod has forged the address.
 pub(crate) fn table(sender: &Expr, settings: &ProbeSettings) -> Table {
-    let rule = |family| {
-        let source = match family {
-            Family::V4 => settings.source_v4.0.into(),
-            Family::V6 => settings.source_v6.0.into(),
-        };
+    let mark = |family| {
         Rule(vec![
             Expr::DestinationIn(family, set_of(family).name.to_owned()),
             Expr::Protocol(Transport::Tcp),
             sender.clone(),
             Expr::Counter,
-            Expr::SourceNat(source),
+            Expr::SourceNat(settings.source(family)),
         ])
     };
-    let base = Base {
-        kind: Kind::Nat,
-        hook: Hook::Postrouting,
-        priority: PRIORITY,
-        policy: Policy::Accept,
+    let refuse = |family| {
+        let forged = Expr::Source(Network::host(settings.source(family)));
+        Rule(vec![forged, Expr::Counter, Expr::Drop])
     };
+    let leaving = (Kind::Nat, Hook::Postrouting, PRIORITY);
+    table_of(
+        TableFamily::Inet,
+        vec![
+            chain("postrouting", leaving, Family::ALL.map(mark).into()),
+            chain("prerouting", ARRIVING, Family::ALL.map(refuse).into()),
+        ],
+    )
+}
+
+/// Drops the same frames between two ports of a bridge, which the rules for packets do not see. Below a tag of VLAN 0
+/// the kernel of a pod unpacks any number of tags, while these rules see only the first, so two tags are dropped.
+pub(crate) fn bridge_table(settings: &ProbeSettings) -> Table {
+    let forged = Family::ALL.map(|family| Expr::FrameFrom(settings.source(family)));
+    let hidden = VLAN_TAGS.map(Expr::FrameTagged);
+    let drop = |frames| Rule(vec![frames, Expr::Counter, Expr::Drop]);
+    let rules = forged.into_iter().chain(hidden).map(drop).collect();
+    table_of(
+        TableFamily::Bridge,
+        vec![chain("prerouting", ARRIVING, rules)],
+    )
+}
+
+const ARRIVING: (Kind, Hook, i32) = (Kind::Filter, Hook::Prerouting, FIRST_PRIORITY);
+
+fn table_of(family: TableFamily, chains: Vec<Chain>) -> Table {
     Table {
-        family: TableFamily::Inet,
+        family,
         name: TABLE.to_owned(),
-        chains: vec![Chain {
-            name: "postrouting".to_owned(),
-            base: Some(base),
-            rules: Family::ALL.map(rule).into(),
-        }],
+        chains,
+    }
+}
+
+fn chain(name: &str, (kind, hook, priority): (Kind, Hook, i32), rules: Vec<Rule>) -> Chain {
+    Chain {
+        name: name.to_owned(),
+        base: Some(Base {
+            kind,
+            hook,
+            priority,
+            policy: Policy::Accept,
+        }),
+        rules,
     }
 }
 
@@ -94,9 +133,29 @@ mod tests {
                      snat ip to 169.254.7.127\n\
                      \t\tip6 daddr @probes-v6 meta l4proto tcp {sender} counter \
                      snat ip6 to fd16:9254:7127:1337:ffff:ffff:ffff:ffff\n\
+                     \t}}\n\
+                     \tchain prerouting {{\n\
+                     \t\ttype filter hook prerouting priority -300; policy accept;\n\
+                     \t\tip saddr 169.254.7.127 counter drop\n\
+                     \t\tip6 saddr fd16:9254:7127:1337:ffff:ffff:ffff:ffff counter drop\n\
                      \t}}\n}}\n"
                 )
             );
         }
+    }
+
+    #[test]
+    fn a_bridge_forwards_no_frame_from_the_sources_of_probes() {
+        assert_eq!(
+            bridge_table(&ProbeSettings::default()).to_string(),
+            "table bridge inpod-host {\n\
+             \tchain prerouting {\n\
+             \t\ttype filter hook prerouting priority -300; policy accept;\n\
+             \t\tmeta protocol ip ip saddr 169.254.7.127 counter drop\n\
+             \t\tmeta protocol ip6 ip6 saddr fd16:9254:7127:1337:ffff:ffff:ffff:ffff counter drop\n\
+             \t\tmeta protocol 0x8100 @ll,112,16 & 0x0fff == 0 counter drop\n\
+             \t\tmeta protocol 0x88a8 @ll,112,16 & 0x0fff == 0 counter drop\n\
+             \t}\n}\n"
+        );
     }
 }

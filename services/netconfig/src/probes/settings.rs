@@ -5,7 +5,7 @@ use std::{
 
 use serde::Deserialize;
 
-use crate::rules::Expr;
+use crate::{family::Family, rules::Expr};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeSettings {
@@ -23,7 +23,14 @@ impl ProbeSettings {
         if self.probe_match == ProbeMatch::Off {
             return Vec::new();
         }
-        vec![self.source_v4.0.into(), self.source_v6.0.into()]
+        Family::ALL.map(|family| self.source(family)).into()
+    }
+
+    pub(crate) fn source(&self, family: Family) -> IpAddr {
+        match family {
+            Family::V4 => self.source_v4.0.into(),
+            Family::V6 => self.source_v6.0.into(),
+        }
     }
 }
 

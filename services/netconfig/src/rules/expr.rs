@@ -17,6 +17,10 @@ pub enum Expr {
     DestinationNot(Network),
     /// The packet is of the family and goes to an address in the table's set.
     DestinationIn(Family, String),
+    /// The frame carries a packet from the address. Only tables of family bridge see frames.
+    FrameFrom(IpAddr),
+    /// The frame has a tag of VLAN 0, which receivers ignore, and below it another tag of this EtherType.
+    FrameTagged(u16),
     ArrivesBy(InterfaceName),
     LeavesBy(InterfaceName),
     NotLeavesBy(InterfaceName),
@@ -85,7 +89,9 @@ impl Expr {
                 Some(network.family())
             }
             Self::DestinationIn(family, _) => Some(*family),
-            Self::ArrivesBy(_)
+            Self::FrameFrom(address) => Some(Family::of(*address)),
+            Self::FrameTagged(_)
+            | Self::ArrivesBy(_)
             | Self::LeavesBy(_)
             | Self::NotLeavesBy(_)
             | Self::Protocol(_)

@@ -108,6 +108,13 @@ impl fmt::Display for Expr {
             Self::Destination(network) => address(f, *network, "daddr"),
             Self::DestinationNot(other) => address(f, *other, "daddr !="),
             Self::DestinationIn(family, set) => write!(f, "{} daddr @{set}", header(*family)),
+            Self::FrameFrom(address) => {
+                let header = header(Family::of(*address));
+                write!(f, "meta protocol {header} {header} saddr {address}")
+            }
+            Self::FrameTagged(tag) => {
+                write!(f, "meta protocol {tag:#06x} @ll,112,16 & 0x0fff == 0")
+            }
             Self::ArrivesBy(name) => write!(f, "iifname \"{name}\""),
             Self::LeavesBy(name) => write!(f, "oifname \"{name}\""),
             Self::NotLeavesBy(name) => write!(f, "oifname != \"{name}\""),

@@ -21,8 +21,11 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The pod's, the node's towards it, and the stranger's.
 pub(crate) const POD: [&str; 2] = ["10.9.0.1", "fd09::1"];
-const NODE: [&str; 2] = ["10.9.0.2", "fd09::2"];
-const STRANGER: [&str; 2] = ["10.8.0.1", "fd08::1"];
+pub(crate) const NODE: [&str; 2] = ["10.9.0.2", "fd09::2"];
+pub(crate) const STRANGER: [&str; 2] = ["10.8.0.1", "fd08::1"];
+
+/// The stranger's in the pod's network.
+const NEIGHBOR: [&str; 2] = ["10.9.0.3", "fd09::3"];
 
 /// Works on the node's thread, as netconfig does in its own netns.
 #[derive(Clone)]
@@ -92,7 +95,7 @@ pub(crate) fn addresses(texts: &[&str]) -> BTreeSet<IpAddr> {
 
 pub(crate) struct Place {
     pub(crate) node: Arc<Fresh>,
-    _pod: Fresh,
+    pub(crate) pod: Fresh,
     pub(crate) stranger: Fresh,
     pub(crate) application: TcpListener,
     /// Captured connections reach this listener.
@@ -134,11 +137,26 @@ impl Place {
         }
         Self {
             node: Arc::new(node),
-            _pod: pod,
+            pod,
             stranger,
             application,
             ztunnel,
         }
+    }
+
+    /// Connects pod and stranger by a bridge of the node.
+    pub(crate) fn bridged() -> Self {
+        let place = Self::new();
+        let node = &place.node;
+        node.ip("link add br0 type bridge");
+        for port in ["pod", "stranger"] {
+            node.ip(&format!("link set {port} master br0"));
+            node.ip(&format!("addr flush dev {port}"));
+        }
+        address(node, "br0", NODE);
+        place.stranger.ip("addr flush dev eth0");
+        address(&place.stranger, "eth0", NEIGHBOR);
+        place
     }
 
     fn dial(from: &Fresh, user: u32, to: &str) -> Option<TcpStream> {
@@ -214,14 +232,17 @@ fn plug(node: &Fresh, interface: &str, other: &Fresh, near: [&str; 2], far: [&st
         "link add {interface} type veth peer name eth0 netns {task}"
     ));
     for (fresh, interface, addresses) in [(node, interface, near), (other, "eth0", far)] {
-        let [v4, v6] = addresses;
-        fresh.ip(&format!("addr add {v4}/24 dev {interface}"));
-        fresh.ip(&format!("addr add {v6}/64 dev {interface} nodad"));
-        fresh.ip(&format!("link set {interface} up"));
+        address(fresh, interface, addresses);
     }
     let [v4, v6] = near;
     other.ip(&format!("route add default via {v4}"));
     other.ip(&format!("-6 route add default via {v6}"));
+}
+
+fn address(fresh: &Fresh, interface: &str, [v4, v6]: [&str; 2]) {
+    fresh.ip(&format!("addr add {v4}/24 dev {interface}"));
+    fresh.ip(&format!("addr add {v6}/64 dev {interface} nodad"));
+    fresh.ip(&format!("link set {interface} up"));
 }
 
 pub(crate) fn within(timeout: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
