@@ -361,6 +361,9 @@ fn uid(object: &Value) -> anyhow::Result<String> {
     Ok(uid.context("an object has a UID")?.to_owned())
 }
 
+/// The port at which a kubelet would probe the pods.
+const PROBED_PORT: u16 = 8080;
+
 fn object(name: &str, node: &str, app: &str) -> Value {
     json!({
         "apiVersion": "v1",
@@ -369,7 +372,11 @@ fn object(name: &str, node: &str, app: &str) -> Value {
         "spec": {
             "nodeName": node,
             "serviceAccountName": name,
-            "containers": [{"name": "app", "image": "app"}],
+            "containers": [{
+                "name": "app",
+                "image": "app",
+                "readinessProbe": {"tcpSocket": {"port": PROBED_PORT}},
+            }],
         },
     })
 }

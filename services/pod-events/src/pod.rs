@@ -191,7 +191,8 @@ impl TryFrom<k8s::Pod> for Pod {
             injection: injection.map(Arc::new),
             terminal: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             runtime_uid,
-            requested: Requested::from_annotations(meta.annotations.as_ref()),
+            requested: Requested::from_annotations(meta.annotations.as_ref())
+                .with_probe_ports(ports::probed(&spec)),
             ports: ports::declared(&spec),
             addresses: addresses(&status),
             redirection: annotation(keys::REDIRECTION).map(str::to_owned),

@@ -134,6 +134,9 @@ pub struct RequestedSettings {
     pub exclusions: Exclusions,
     /// Connections from before the enrollment continue uncaptured.
     pub keep_existing_connections: bool,
+    /// TCP ports at which the kubelet probes the pod, or `None` if any port may be probed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub probe_ports: Option<BTreeSet<NonZeroU16>>,
 }
 
 /// The settings that a pod requests, permitted or not.
@@ -171,8 +174,15 @@ impl Requested {
                     .collect(),
                 exclusions: exclusions.unwrap_or_default(),
                 keep_existing_connections: is_true(keys::KEEP_EXISTING_CONNECTIONS),
+                probe_ports: None,
             },
         }
+    }
+
+    /// Narrows the ports at which the kubelet may probe to those of the pod's manifest.
+    pub fn with_probe_ports(mut self, ports: Option<BTreeSet<NonZeroU16>>) -> Self {
+        self.settings.probe_ports = ports;
+        self
     }
 
     pub fn privileged(&self) -> impl Iterator<Item = PrivilegedRequest> {
@@ -232,6 +242,13 @@ fn ambient(node: &Capture, settings: &RequestedSettings) -> wire::AmbientRedirec
         exclusions: (settings.exclusions != Exclusions::default())
             .then(|| (&settings.exclusions).into()),
         keep_existing_connections: settings.keep_existing_connections,
+        probe_ports: settings
+            .probe_ports
+            .as_ref()
+            .map(|ports| wire::PortSelection {
+                all: false,
+                ports: numbers(ports),
+            }),
         ..wire::AmbientRedirection::default()
     }
 }

@@ -2,6 +2,8 @@
 
 pub(crate) mod sidecar;
 
+use std::num::NonZeroU16;
+
 use netconfig::rules::{Ambient, Exclusions, Ipv6, Redirection};
 
 /// Both modes. Sidecar names begin with `sidecar-`.
@@ -112,6 +114,7 @@ fn everything() -> Ambient {
         exclusions: exclusions().exclusions,
         keep_existing_connections: true,
         probe_sources: probes().probe_sources,
+        probe_ports: NonZeroU16::new(8080).map(|port| vec![port]),
         ..Ambient::default()
     }
 }

@@ -70,7 +70,7 @@ const PLAIN: &str = r#"{"schema":1,"boot_id":"b","network_name":"net","container
 /// The part of the file of a sidecar's pod after the requested settings.
 const SIDECAR: &str = r#","sidecar":{"proxy":{"uid":1337,"gid":1338,"dns":true,"drop_invalid":false},"inbound":"tproxy","inbound_ports":"all","excluded_inbound_ports":[15020],"outbound_networks":{"these":["fd00::/8"]},"excluded_outbound_networks":["10.0.0.0/8"],"outbound_ports":[80],"excluded_outbound_ports":[15020],"excluded_interfaces":["net1"],"virtual_interfaces":["vm0"]}}"#;
 
-const AMBIENT: &str = r#"{"schema":1,"boot_id":"b","network_name":"net","container_id":"c1","ifname":"eth0","namespace":"shop","name":"web","uid":"uid-of-web","service_account":"default","netns_path":"/run/netns/web","netns_device":4,"netns_inode":7,"netns_cookie":9,"proven":{"device":4,"inode":7,"cookie":18446744073709551615},"addresses":["10.0.0.1","fd77::2"],"revision":1,"intent":"out","runtime_uid":"h1","let_through":true,"wishes":{"dns_capture":false,"bypass_inbound_capture":true,"virtual_interfaces":["vm0"],"exclusions":{"outbound_ports":[],"outbound_cidrs":["10.0.0.0/8"],"inbound_ports":[],"inbound_cidrs":[]},"keep_existing_connections":true}}"#;
+const AMBIENT: &str = r#"{"schema":1,"boot_id":"b","network_name":"net","container_id":"c1","ifname":"eth0","namespace":"shop","name":"web","uid":"uid-of-web","service_account":"default","netns_path":"/run/netns/web","netns_device":4,"netns_inode":7,"netns_cookie":9,"proven":{"device":4,"inode":7,"cookie":18446744073709551615},"addresses":["10.0.0.1","fd77::2"],"revision":1,"intent":"out","runtime_uid":"h1","let_through":true,"wishes":{"dns_capture":false,"bypass_inbound_capture":true,"virtual_interfaces":["vm0"],"exclusions":{"outbound_ports":[],"outbound_cidrs":["10.0.0.0/8"],"inbound_ports":[],"inbound_cidrs":[]},"keep_existing_connections":true,"probe_ports":[8080]}}"#;
 
 fn parse(text: &str) -> Record {
     file::parse(text.as_bytes(), "b").unwrap().unwrap()
@@ -118,6 +118,7 @@ fn each_redirection_is_rendered_and_parsed_as_others_do() {
                 ..Exclusions::default()
             },
             keep_existing_connections: true,
+            probe_ports: Some([8080.try_into().unwrap()].into()),
         }),
         ..record("c1")
     };

@@ -1,6 +1,8 @@
-//! The ports that a pod's containers declare.
+//! The ports that a pod's containers declare, and those at which the kubelet calls them.
 
-use k8s_openapi::api::core::v1 as k8s;
+use std::{collections::BTreeSet, num::NonZeroU16};
+
+use k8s_openapi::{api::core::v1 as k8s, apimachinery::pkg::util::intstr::IntOrString};
 
 pub use inpod_proto::podevents::v1::PortProtocol as Protocol;
 
@@ -36,6 +38,61 @@ fn parse_port(port: &k8s::ContainerPort) -> Option<DeclaredPort> {
     })
 }
 
+/// The maximum of probed ports, because each takes two rules in the pod.
+const MAX_PROBED: usize = 16;
+
+/// Returns the TCP ports of probes and of lifecycle hooks, which the kubelet calls alike, or `None` if there are too many.
+pub(super) fn probed(spec: &k8s::PodSpec) -> Option<BTreeSet<NonZeroU16>> {
+    let inits = spec.init_containers.iter().flatten();
+    let containers = spec.containers.iter().chain(inits);
+    let ports: BTreeSet<_> = containers.flat_map(ports_of_probes).collect();
+    (ports.len() <= MAX_PROBED).then_some(ports)
+}
+
+fn ports_of_probes(container: &k8s::Container) -> impl Iterator<Item = NonZeroU16> {
+    let probes = [
+        &container.liveness_probe,
+        &container.readiness_probe,
+        &container.startup_probe,
+    ];
+    let probes = probes.into_iter().flatten();
+    let of_probes = probes.flat_map(|probe| {
+        let grpc = probe.grpc.as_ref().and_then(|grpc| to_port(grpc.port));
+        let http = probe.http_get.as_ref().map(|get| &get.port);
+        let tcp = probe.tcp_socket.as_ref().map(|socket| &socket.port);
+        let named = http.into_iter().chain(tcp);
+        named
+            .filter_map(|port| resolve(container, port))
+            .chain(grpc)
+    });
+    let hooks = container.lifecycle.iter();
+    let hooks = hooks.flat_map(|hooks| [&hooks.post_start, &hooks.pre_stop]);
+    let of_hooks = hooks.flatten().flat_map(|hook| {
+        let http = hook.http_get.as_ref().map(|get| &get.port);
+        let tcp = hook.tcp_socket.as_ref().map(|socket| &socket.port);
+        let named = http.into_iter().chain(tcp);
+        named.filter_map(|port| resolve(container, port))
+    });
+    of_probes.chain(of_hooks)
+}
+
+/// Returns the number of a port, which may have a name of the container's or be a number in text
+/// (ResolveContainerPort in pkg/probe/util.go of Kubernetes).
+fn resolve(container: &k8s::Container, port: &IntOrString) -> Option<NonZeroU16> {
+    match port {
+        IntOrString::Int(number) => to_port(*number),
+        IntOrString::String(name) => {
+            let mut ports = container.ports.iter().flatten();
+            let named = ports.find(|port| port.name.as_ref() == Some(name));
+            named.map_or_else(|| name.parse().ok(), |port| to_port(port.container_port))
+        }
+    }
+}
+
+fn to_port(number: i32) -> Option<NonZeroU16> {
+    u16::try_from(number).ok().and_then(NonZeroU16::new)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -68,5 +125,55 @@ mod tests {
             (81, Protocol::Tcp),
         ];
         assert_eq!(found.collect::<Vec<_>>(), expected);
+    }
+
+    fn probed_ports(spec: serde_json::Value) -> Option<Vec<u16>> {
+        let ports = probed(&serde_json::from_value(spec).unwrap())?;
+        Some(ports.into_iter().map(NonZeroU16::get).collect())
+    }
+
+    #[test]
+    fn ports_of_probes_and_hooks_are_probed() {
+        let spec = json!({
+            "containers": [
+                {
+                    "name": "a",
+                    "ports": [{"containerPort": 81, "name": "http"}, {"containerPort": 7, "name": "unprobed"}],
+                    "livenessProbe": {"httpGet": {"port": "http"}},
+                    "readinessProbe": {"tcpSocket": {"port": 82}},
+                    "startupProbe": {"grpc": {"port": 83}},
+                    "lifecycle": {
+                        "postStart": {"httpGet": {"port": "84"}},
+                        "preStop": {"tcpSocket": {"port": 85}},
+                    },
+                },
+                {
+                    "name": "b",
+                    "livenessProbe": {"exec": {"command": ["true"]}},
+                    // The name is another container's, and the numbers are none.
+                    "readinessProbe": {"httpGet": {"port": "http"}},
+                    "startupProbe": {"httpGet": {"port": 0}},
+                    "lifecycle": {"preStop": {"httpGet": {"port": 65536}}},
+                },
+            ],
+            "initContainers": [
+                {"name": "c", "restartPolicy": "Always", "readinessProbe": {"tcpSocket": {"port": 86}}},
+            ],
+        });
+        assert_eq!(probed_ports(spec), Some(vec![81, 82, 83, 84, 85, 86]));
+        assert_eq!(
+            probed_ports(json!({"containers": [{"name": "a"}]})),
+            Some(vec![])
+        );
+    }
+
+    #[test]
+    fn too_many_ports_of_probes_count_as_all() {
+        let spec = |containers: u16| {
+            let container = |at| json!({"name": "a", "livenessProbe": {"tcpSocket": {"port": at}}});
+            json!({"containers": (1..=containers).map(container).collect::<Vec<_>>()})
+        };
+        assert_eq!(probed_ports(spec(16)).map(|ports| ports.len()), Some(16));
+        assert_eq!(probed_ports(spec(17)), None);
     }
 }

@@ -116,4 +116,5 @@ fn what_an_earlier_release_wrote_down_is_read() {
     let read: RequestedSettings = serde_json::from_str(text).unwrap();
     assert_eq!(read.exclusions, Exclusions::default());
     assert_eq!(read.virtual_interfaces, ["vm0"]);
+    assert_eq!(of(&read).probe_ports, None);
 }

@@ -166,6 +166,7 @@ pub(super) fn pair(annotations: &Value) -> (Cluster, Pod, Pod, [App; 2]) {
     cluster.server.patch(&namespace, &allowed).unwrap();
     let mut object = cluster.object("web", None);
     object["metadata"]["annotations"] = annotations.clone();
+    object["spec"]["containers"][0]["readinessProbe"] = json!({"tcpSocket": {"port": PORT}});
     let web = cluster.sandbox("web", &cluster.create(&object));
     cluster.node.add(&web).unwrap();
     let outsider = outsider(&cluster);

@@ -54,4 +54,11 @@ fn a_probe_from_the_node_is_not_captured_and_has_the_address_that_istio_gives_it
     let to = SocketAddr::new(living.pod.v4.into(), PORT);
     let found = follow(&deployed, deployed.node.netns(), to);
     assert_eq!(found, (Vec::new(), PROBE_SOURCE.to_owned()));
+    // At a port without a probe, the kubelet's user is a client like any other.
+    let unprobed = PORT + 1;
+    let _other = App::start(&living.pod.netns, unprobed).unwrap();
+    let to = SocketAddr::new(living.pod.v4.into(), unprobed);
+    let (captured, source) = follow(&deployed, deployed.node.netns(), to);
+    let listeners: Vec<_> = captured.iter().map(|(_, listener)| *listener).collect();
+    assert_eq!((listeners, source.as_str()), (vec![15006], PROBE_SOURCE));
 }

@@ -38,16 +38,36 @@ fn from_virtual_machines(settings: &Ambient) -> Vec<Rule> {
 
 /// Exempts kubelet probes and excluded networks and ports.
 fn bypass(settings: &Ambient) -> Vec<Rule> {
-    let probes = settings.probe_sources.iter().copied().map(Network::host);
     let networks = settings.exclusions.inbound_networks.iter().copied();
-    let networks = probes
-        .chain(networks)
-        .filter(|network| is_captured(settings, *network));
+    let networks = networks.filter(|network| is_captured(settings, *network));
     let from = |network| one_family(vec![Expr::Source(network), TCP], Expr::Accept);
     let ports = settings.exclusions.inbound_ports.iter();
     let to = |port| either_family(settings, vec![TCP, Expr::Port(port)], Expr::Accept);
-    networks
-        .map(from)
+    probes(settings)
+        .into_iter()
+        .chain(networks.map(from))
         .chain(ports.map(|port| to(port.get())))
+        .collect()
+}
+
+/// Exempts the kubelet's probes of the pod's own ports. A probe of another pod may name any address and port, and would
+/// be a way past ztunnel for the other pod's author (decision 98).
+fn probes(settings: &Ambient) -> Vec<Rule> {
+    let sources = settings.probe_sources.iter().copied().map(Network::host);
+    let sources = sources.filter(|source| is_captured(settings, *source));
+    let ports = match &settings.probe_ports {
+        None => vec![None],
+        Some(ports) => ports
+            .iter()
+            .map(|port| Some(Expr::Port(port.get())))
+            .collect(),
+    };
+    let rule = |source, port: &Option<Expr>| {
+        let mut packets = vec![Expr::Source(source), TCP];
+        packets.extend(port.clone());
+        one_family(packets, Expr::Accept)
+    };
+    sources
+        .flat_map(|source| ports.iter().map(move |port| rule(source, port)))
         .collect()
 }

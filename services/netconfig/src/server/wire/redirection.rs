@@ -13,7 +13,9 @@ use tonic::Status;
 use super::{missing, refuse};
 use crate::{
     marks::INBOUND_HBONE_PORT,
-    rules::{Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Network, Redirection},
+    rules::{
+        Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Network, Redirection, Selection,
+    },
 };
 
 /// The maximum number of exclusions, since every new connection passes a rule per exclusion.
@@ -27,6 +29,7 @@ const INTERFACES: &str = "redirection.ambient.reroute_virtual_interfaces";
 const OUTBOUND_PORTS: &str = "redirection.ambient.exclusions.outbound_ports";
 const OUTBOUND_CIDRS: &str = "redirection.ambient.exclusions.outbound_cidrs";
 const INBOUND_PORTS: &str = "redirection.ambient.exclusions.inbound_ports";
+const PROBE_PORTS: &str = "redirection.ambient.probe_ports";
 const INBOUND_CIDRS: &str = "redirection.ambient.exclusions.inbound_cidrs";
 
 /// Parses a redirection, and adds the exemption of this node's probes.
@@ -59,7 +62,19 @@ fn ambient(wanted: v1::AmbientRedirection, probe_sources: &[IpAddr]) -> Result<A
         exclusions: exclusions(&wanted.exclusions.unwrap_or_default())?,
         keep_existing_connections: wanted.keep_existing_connections,
         probe_sources: probe_sources.to_vec(),
+        probe_ports: probe_ports(wanted.probe_ports)?,
     })
+}
+
+fn probe_ports(wanted: Option<v1::PortSelection>) -> Result<Option<Vec<NonZeroU16>>, Invalid> {
+    let Some(v1::PortSelection { all, ports }) = wanted else {
+        return Ok(None);
+    };
+    let these = self::ports(PROBE_PORTS, &ports)?;
+    match selection(PROBE_PORTS, all, these)? {
+        Selection::All => Ok(None),
+        Selection::These(these) => Ok(Some(these)),
+    }
 }
 
 fn inbound_capture_of(field: &'static str, number: i32) -> Result<InboundCapture, Invalid> {
@@ -113,6 +128,18 @@ fn exclusions(wanted: &v1::Exclusions) -> Result<Exclusions, Invalid> {
         return Err(Invalid::new(INBOUND_PORTS, why));
     }
     Ok(exclusions)
+}
+
+/// Refuses a selection of all in combination with entries.
+fn selection<T>(field: &'static str, all: bool, these: Vec<T>) -> Result<Selection<T>, Invalid> {
+    match (all, these.is_empty()) {
+        (true, true) => Ok(Selection::All),
+        (false, _) => Ok(Selection::These(these)),
+        (true, false) => Err(Invalid::new(
+            field,
+            format!("{field} has entries, but all are selected"),
+        )),
+    }
 }
 
 fn ports(field: &'static str, numbers: &[u32]) -> Result<Vec<NonZeroU16>, Invalid> {
@@ -184,6 +211,28 @@ mod tests {
     fn what_is_not_said_is_off() {
         let parsed = ambient(v1::AmbientRedirection::default(), &[]).unwrap();
         assert_eq!(parsed, Ambient::default());
+    }
+
+    #[test]
+    fn probes_are_exempt_at_every_port_unless_ports_are_listed() {
+        let parse = |all, ports: &[u32]| {
+            let probe_ports = v1::PortSelection {
+                all,
+                ports: ports.into(),
+            };
+            let wanted = v1::AmbientRedirection {
+                probe_ports: Some(probe_ports),
+                ..v1::AmbientRedirection::default()
+            };
+            ambient(wanted, &[]).map(|parsed| parsed.probe_ports)
+        };
+        assert_eq!(parse(true, &[]).unwrap(), None);
+        assert_eq!(parse(false, &[]).unwrap(), Some(Vec::new()));
+        let port = NonZeroU16::new(8080).unwrap();
+        assert_eq!(parse(false, &[8080]).unwrap(), Some(vec![port]));
+        for (all, ports) in [(true, &[8080][..]), (false, &[0]), (false, &[80, 80])] {
+            assert_eq!(parse(all, ports).unwrap_err().field(), PROBE_PORTS);
+        }
     }
 
     #[test]

@@ -83,6 +83,10 @@ fn toggled(base: &Ambient) -> Vec<Ambient> {
             chosen.probe_sources = swap(&chosen.probe_sources, &everything.probe_sources);
         }),
         with(&|chosen| {
+            let were_listed = chosen.probe_ports.take().is_some();
+            chosen.probe_ports = everything.probe_ports.clone().filter(|_| !were_listed);
+        }),
+        with(&|chosen| {
             let none = chosen.exclusions == Default::default();
             chosen.exclusions = if none {
                 everything.exclusions.clone()

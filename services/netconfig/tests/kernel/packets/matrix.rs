@@ -105,6 +105,7 @@ fn combination(row: &[usize]) -> (Pod, Ambient) {
         } else {
             Vec::new()
         },
+        probe_ports: everything.probe_ports.filter(|_| on[4]),
         exclusions: chosen(on[5], everything.exclusions),
     };
     (pod, settings)
@@ -119,6 +120,7 @@ pub(crate) fn name(settings: &Ambient) -> String {
         exclusions,
         keep_existing_connections,
         probe_sources,
+        probe_ports,
     } = settings;
     let words = [
         ("dns", *dns_capture),
@@ -128,6 +130,7 @@ pub(crate) fn name(settings: &Ambient) -> String {
         ("exclusions", *exclusions != Default::default()),
         ("keep-existing", *keep_existing_connections),
         ("probes", !probe_sources.is_empty()),
+        ("probe-ports", probe_ports.is_some()),
     ];
     let chosen: Vec<_> = words
         .iter()

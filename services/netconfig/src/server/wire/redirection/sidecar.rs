@@ -4,6 +4,7 @@ use inpod_proto::{Invalid, netconfig::v1};
 
 use super::{
     inbound_capture_of, interfaces, ipv6_of, networks, parse_all, parse_text, parse_texts, ports,
+    selection,
 };
 use crate::rules::{Loopback, Network, Owner, Selection, Sidecar};
 
@@ -78,18 +79,6 @@ fn servers(wanted: v1::DnsSelection) -> Result<Selection<IpAddr>, Invalid> {
     let v1::DnsSelection { all, servers } = wanted;
     let these = parse_texts(DNS_SERVERS, MAX_ENTRIES, &servers)?;
     selection(DNS_SERVERS, all, these)
-}
-
-/// Refuses a selection of all in combination with entries.
-fn selection<T>(field: &'static str, all: bool, these: Vec<T>) -> Result<Selection<T>, Invalid> {
-    match (all, these.is_empty()) {
-        (true, true) => Ok(Selection::All),
-        (false, _) => Ok(Selection::These(these)),
-        (true, false) => Err(Invalid::new(
-            field,
-            format!("{field} has entries, but all are selected"),
-        )),
-    }
 }
 
 fn owners(field: &'static str, numbers: &[u32]) -> Result<Vec<Owner>, Invalid> {

@@ -42,6 +42,7 @@ const CLIENTS_V4: [(&str, bool); 4] = [
     ("10.245.0.0", false),
 ];
 const CLIENTS_V6: [(&str, bool); 3] = [("fd44::", false), ("fd44::1", true), ("fd44::2", false)];
+const PROBED_PORTS: [u16; 2] = [8080, 9091];
 const PROBES_V4: [(&str, bool); 3] = [
     ("169.254.7.126", false),
     ("169.254.7.127", true),
@@ -57,14 +58,18 @@ impl Checks<'_> {
     pub(super) fn probes(&mut self) {
         let are_spared = !self.settings.probe_sources.is_empty();
         for (address, is_source) in by_family(self.family, &PROBES_V4, &PROBES_V6) {
-            let direct = are_spared && is_source;
-            let probe = Dial::tcp(Place::Outside, pod(self.family), 8080).from(address);
-            let wanted = self.received(&probe, direct);
-            self.add(
-                &format!("inbound TCP from {address}, as of a probe,"),
-                probe,
-                wanted,
-            );
+            for port in PROBED_PORTS {
+                let ports = self.settings.probe_ports.as_ref();
+                let is_probed = ports.is_none_or(|ports| ports.iter().any(|it| it.get() == port));
+                let direct = are_spared && is_source && is_probed;
+                let probe = Dial::tcp(Place::Outside, pod(self.family), port).from(address);
+                let wanted = self.received(&probe, direct);
+                self.add(
+                    &format!("inbound TCP from {address} to port {port}, as of a probe,"),
+                    probe,
+                    wanted,
+                );
+            }
             let dial = Dial::tcp(Place::Pod, address, 8080);
             let wanted = self.sent(&dial, false);
             self.add(
