@@ -1,11 +1,16 @@
 //! Files in `stateDir` that decide calls while the agent is unreachable: the kill switch, and the enrolled namespaces,
 //! which `pod-events` writes with the code below.
 
-use std::{collections::BTreeSet, fs, io, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{self, ErrorKind},
+    path::Path,
+};
 
 use inpod_types::NamespaceName;
 
-use crate::durable;
+use crate::directory::Directory;
 
 /// Only `pod-events` writes this file, by rename; the content stays valid across reboots.
 pub const ENROLLED_FILE: &str = "enrolled-namespaces";
@@ -13,17 +18,30 @@ pub const ENROLLED_FILE: &str = "enrolled-namespaces";
 /// While this file exists, the plugin passes every call through. `installer disable` creates the file.
 pub const DISABLED_FILE: &str = "disabled";
 
+/// Holds 65,536 names of 63 characters. Kubernetes supports clusters of about 10,000 namespaces.
+const MAX_ENROLLED_BYTES: u64 = 4 << 20;
+
 /// Namespaces with actual or possible pods in the mesh, one per line of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnrolledNamespaces(String);
 
 impl EnrolledNamespaces {
     /// Returns `None` if `pod-events` has never run on this node.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the list cannot be read, is no regular file, or is larger than 4 MiB.
     pub fn read(state_dir: &Path) -> io::Result<Option<Self>> {
-        match fs::read_to_string(state_dir.join(ENROLLED_FILE)) {
+        let read = Directory::open(state_dir)
+            .and_then(|directory| directory.read_text(ENROLLED_FILE, MAX_ENROLLED_BYTES));
+        match read {
             Ok(text) => Ok(Some(Self(text))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => {
+                let path = state_dir.join(ENROLLED_FILE);
+                let problem = format!("{}: {error}", path.display());
+                Err(io::Error::new(error.kind(), problem))
+            }
         }
     }
 
@@ -39,10 +57,10 @@ impl EnrolledNamespaces {
     ///
     /// Fails if the directory or the file cannot be written; the previous file then remains.
     pub fn write(&self, state_dir: &Path) -> io::Result<()> {
-        durable::create_dir(state_dir)?;
+        let directory = Directory::open_or_create(state_dir)?;
         // A crashed writer leaves a temporary file. If the removal fails, the next step reports why.
-        let _ignored = fs::remove_file(state_dir.join(format!(".{ENROLLED_FILE}")));
-        durable::write_file(state_dir, ENROLLED_FILE, self.0.as_bytes())
+        let _ignored = directory.remove_file(&format!(".{ENROLLED_FILE}"));
+        directory.write_file(ENROLLED_FILE, self.0.as_bytes())
     }
 
     /// Returns the names of the namespaces, without the invalid lines.
@@ -63,9 +81,10 @@ pub fn is_disabled(state_dir: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
+    use crate::directory::testing::{Foreign, Obstacle};
 
     #[test]
     fn a_namespace_is_enrolled_if_a_line_is_its_name() {
@@ -135,10 +154,64 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_an_error() {
+    fn only_a_regular_file_is_read_as_the_list() {
+        for obstacle in Obstacle::ALL {
+            let (dir, foreign) = (tempfile::tempdir().unwrap(), Foreign::new());
+            let path = dir.path().join(ENROLLED_FILE);
+            foreign.put(obstacle, &path);
+            let problem = if obstacle.is_link() {
+                "it is a symlink; remove it"
+            } else if obstacle == Obstacle::LargeFile {
+                "it is larger than 4194304 bytes; remove it"
+            } else {
+                "it is not a regular file; remove it"
+            };
+            let error = EnrolledNamespaces::read(dir.path()).unwrap_err();
+            let expected = format!("{}: {problem}", path.display());
+            assert_eq!(error.to_string(), expected, "{obstacle:?}");
+        }
+    }
+
+    #[test]
+    fn a_list_of_the_maximum_size_is_read() {
         let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join(ENROLLED_FILE)).unwrap();
-        assert!(EnrolledNamespaces::read(dir.path()).is_err());
+        let line = format!("{:n<63}\n", "");
+        let count = usize::try_from(MAX_ENROLLED_BYTES).unwrap() / line.len();
+        let path = dir.path().join(ENROLLED_FILE);
+        fs::write(&path, line.repeat(count)).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), MAX_ENROLLED_BYTES);
+        let list = EnrolledNamespaces::read(dir.path()).unwrap().unwrap();
+        assert!(list.contains(&line.trim().parse().unwrap()));
+    }
+
+    #[test]
+    fn a_written_list_replaces_everything_but_a_directory() {
+        let written = EnrolledNamespaces::of(&BTreeSet::from(["bank".parse().unwrap()]));
+        for obstacle in Obstacle::ALL {
+            let (dir, foreign) = (tempfile::tempdir().unwrap(), Foreign::new());
+            let temporary = dir.path().join(format!(".{ENROLLED_FILE}"));
+            for path in [dir.path().join(ENROLLED_FILE), temporary] {
+                foreign.put(obstacle, &path);
+            }
+            let is_written = written.write(dir.path()).is_ok();
+            assert_eq!(is_written, obstacle != Obstacle::Directory, "{obstacle:?}");
+            if is_written {
+                let read = EnrolledNamespaces::read(dir.path()).unwrap();
+                assert_eq!(read.as_ref(), Some(&written), "{obstacle:?}");
+            }
+            foreign.assert_untouched();
+        }
+    }
+
+    #[test]
+    fn state_dir_itself_may_be_a_symlink() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("target")).unwrap();
+        let state_dir = dir.path().join("link");
+        symlink("target", &state_dir).unwrap();
+        let written = EnrolledNamespaces::of(&BTreeSet::from(["shop".parse().unwrap()]));
+        written.write(&state_dir).unwrap();
+        assert_eq!(EnrolledNamespaces::read(&state_dir).unwrap(), Some(written));
     }
 
     #[test]
@@ -147,5 +220,14 @@ mod tests {
         assert!(!is_disabled(dir.path()));
         fs::write(dir.path().join(DISABLED_FILE), "").unwrap();
         assert!(is_disabled(dir.path()));
+    }
+
+    #[test]
+    fn the_kill_switch_is_set_by_anything_of_its_name() {
+        for obstacle in Obstacle::ALL {
+            let (dir, foreign) = (tempfile::tempdir().unwrap(), Foreign::new());
+            foreign.put(obstacle, &dir.path().join(DISABLED_FILE));
+            assert!(is_disabled(dir.path()), "{obstacle:?}");
+        }
     }
 }

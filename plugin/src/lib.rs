@@ -6,7 +6,7 @@
 
 pub mod args;
 pub mod config;
-mod durable;
+mod directory;
 pub mod enrolled;
 pub mod error;
 pub mod invocation;

@@ -14,7 +14,7 @@ use std::{
 use inpod_types::{NetnsRef, SandboxRef};
 use serde::{Deserialize, Serialize};
 
-use crate::{args::NamedPod, durable};
+use crate::{args::NamedPod, directory::Directory};
 
 pub const SPOOL_DIR: &str = "spool";
 
@@ -79,18 +79,24 @@ impl Entry {
     }
 
     /// Writes the entry atomically and durably. A failure leaves no file, unless only the fsync of the directory fails.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the spool is full, cannot be written, or is no directory, even if it is a symlink to a directory.
     pub fn write(&self, state_dir: &Path) -> Result<(), SpoolError> {
         let dir = state_dir.join(SPOOL_DIR);
         let at = |source| SpoolError::Write {
             path: dir.clone(),
             source,
         };
-        durable::create_dir(&dir).map_err(at)?;
-        if fs::read_dir(&dir).map_err(at)?.count() >= MAX_ENTRIES {
+        let spool = Directory::open_or_create(state_dir)
+            .and_then(|directory| directory.open_or_create_subdirectory(SPOOL_DIR))
+            .map_err(at)?;
+        if spool.has_entries(MAX_ENTRIES).map_err(at)? {
             return Err(SpoolError::Full(dir));
         }
         let content = serde_json::to_vec(self).map_err(|error| at(error.into()))?;
-        durable::write_file(&dir, &self.file_name(), &content).map_err(at)
+        spool.write_file(&self.file_name(), &content).map_err(at)
     }
 
     /// Orders files by time; the process id distinguishes events of the same millisecond.

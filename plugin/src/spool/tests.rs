@@ -1,6 +1,7 @@
 use std::{fs::File, os::unix::fs::PermissionsExt as _};
 
 use super::*;
+use crate::directory::testing::{Foreign, Obstacle};
 
 fn entry() -> Entry {
     let sandbox = SandboxRef {
@@ -116,4 +117,42 @@ fn a_spool_without_a_reader_stops_growing() {
         entry().write(dir.path()),
         Err(SpoolError::Full(_))
     ));
+}
+
+#[test]
+fn a_spool_is_written_only_if_it_is_a_directory() {
+    for obstacle in Obstacle::ALL {
+        let (dir, foreign) = (tempfile::tempdir().unwrap(), Foreign::new());
+        let spool = dir.path().join(SPOOL_DIR);
+        foreign.put(obstacle, &spool);
+        let written = entry().write(dir.path()).map_err(|error| error.to_string());
+        let problem = if obstacle.is_link() {
+            "it is a symlink; remove it"
+        } else {
+            "it is not a directory; remove it"
+        };
+        let expected = if obstacle == Obstacle::Directory {
+            Ok(())
+        } else {
+            Err(format!("cannot write to {}: {problem}", spool.display()))
+        };
+        assert_eq!(written, expected, "{obstacle:?}");
+        foreign.assert_untouched();
+    }
+}
+
+#[test]
+fn an_entry_follows_no_symlink_inside_the_spool() {
+    for obstacle in Obstacle::ALL.into_iter().filter(|it| it.is_link()) {
+        let (dir, foreign, entry) = (tempfile::tempdir().unwrap(), Foreign::new(), entry());
+        let spool = dir.path().join(SPOOL_DIR);
+        fs::create_dir(&spool).unwrap();
+        let path = spool.join(entry.file_name());
+        foreign.put(obstacle, &path);
+        entry.write(dir.path()).unwrap();
+        assert!(fs::symlink_metadata(&path).unwrap().is_file());
+        foreign.put(obstacle, &spool.join(format!(".{}", entry.file_name())));
+        entry.write(dir.path()).unwrap_err();
+        foreign.assert_untouched();
+    }
 }

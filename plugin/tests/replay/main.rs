@@ -11,4 +11,5 @@ mod http2;
 mod node;
 mod other_verbs;
 mod recorded;
+mod state_dir;
 mod usage;
