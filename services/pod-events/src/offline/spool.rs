@@ -158,6 +158,11 @@ fn discard(path: &Path, why: SpoolError) -> io::Result<()> {
 
 /// Returns the spool files, oldest first.
 fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    if directory.is_symlink() {
+        // The plugin refuses to write through the symlink, so new events would be lost without a report.
+        let problem = "it is a symlink; remove it";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+    }
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,

@@ -1,3 +1,5 @@
+use std::os::unix::fs::symlink;
+
 use inpod_cni::{
     args::NamedPod,
     spool::{Cause, SPOOL_DIR},
@@ -232,6 +234,24 @@ async fn a_spool_that_was_never_written_to_is_empty() {
         .await
         .unwrap();
     assert!(recorder.events.is_empty());
+}
+
+#[tokio::test]
+async fn a_spool_that_is_a_symlink_is_reported_and_not_replayed() {
+    let mut fixture = Fixture::new(&[entry(SpooledVerb::Del, "a", 1)]);
+    let target = fixture.state_dir.path().join("target");
+    fs::rename(fixture.directory(), &target).unwrap();
+    symlink(&target, fixture.directory()).unwrap();
+    let problem = format!(
+        "{}: it is a symlink; remove it",
+        fixture.directory().display()
+    );
+    assert_eq!(fixture.replay().await, Err(problem.clone()));
+    assert_eq!(names(&target).len(), 1);
+    // A symlink to a missing directory is no empty spool.
+    fs::rename(&target, fixture.state_dir.path().join("moved")).unwrap();
+    assert_eq!(fixture.replay().await, Err(problem));
+    assert!(fixture.recorder.events.is_empty());
 }
 
 #[test]
