@@ -110,9 +110,10 @@ fn a_spool_without_a_reader_stops_growing() {
     let dir = tempfile::tempdir().unwrap();
     let spool = dir.path().join(SPOOL_DIR);
     fs::create_dir(&spool).unwrap();
-    for n in 0..MAX_ENTRIES {
+    for n in 1..MAX_ENTRIES {
         File::create(spool.join(n.to_string())).unwrap();
     }
+    entry().write(dir.path()).unwrap();
     assert!(matches!(
         entry().write(dir.path()),
         Err(SpoolError::Full(_))
