@@ -93,16 +93,15 @@ fn entries(
     is_selected: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
 ) -> Result<Vec<RawRequest>, KernelError> {
     let request = Request::new().op_get_dump(&Nfgenmsg::new());
-    let payloads = retry_on_race(|| {
-        DUMPS.fetch_add(1, Ordering::Relaxed);
-        socket.dump("read the connection tracking entries", &request)
-    })?;
-    let entry = |payload: &Vec<u8>| {
+    let entry = |payload: &[u8]| {
         let (header, attributes) = OpGetDump::decode_reply(payload);
         let is_selected = is_selected(&header, &attributes);
         is_selected.then(|| delete(&header, attributes.get_buf()))?
     };
-    Ok(payloads.iter().filter_map(entry).collect())
+    retry_on_race(|| {
+        DUMPS.fetch_add(1, Ordering::Relaxed);
+        socket.dump_some("read the connection tracking entries", &request, entry)
+    })
 }
 
 fn family_of(header: &Nfgenmsg) -> Option<Family> {

@@ -45,6 +45,9 @@ const RECEIVE_TIMEOUT_SECONDS: libc::time_t = 5;
 /// The maximum size of a chunk of a dump, 32 KiB (netlink_dump in net/netlink/af_netlink.c).
 const RECEIVE_BYTES: usize = 32 * 1024;
 
+/// The maximum of memory for the objects of a dump, because a process of the pod with CAP_NET_ADMIN can make any number.
+pub(crate) const MAX_DUMP_BYTES: usize = 16 << 20;
+
 sockopt_impl!(
     /// Adds a message to errors (netlink(7)).
     ExtendedAck,
@@ -201,30 +204,59 @@ impl Socket {
     ) -> Result<Vec<u8>, KernelError> {
         let mut batch = self.batch();
         batch.push(request);
-        self.collect(act, &batch, |_| true)?
+        let keep = |payload: &[u8]| Some(payload.to_vec());
+        self.collect(act, &batch, |_| true, keep)?
             .pop()
             .ok_or_else(|| KernelError::no_answer(act))
     }
 
     /// Returns the payloads of all objects of a type.
     ///
-    /// If objects changed during the dump, [`KernelError::is_race`] holds for the error.
+    /// # Errors
+    ///
+    /// If objects changed during the dump, [`KernelError::is_race`] holds for the error. If the payloads exceed
+    /// [`MAX_DUMP_BYTES`], [`KernelError::is_too_large`] holds.
     pub(crate) fn dump<R: NetlinkRequest>(
         &mut self,
         act: &str,
         request: &R,
     ) -> Result<Vec<Vec<u8>>, KernelError> {
-        let mut batch = self.batch();
-        batch.push_with(request, DUMP);
-        self.collect(act, &batch, |_| false)
+        let mut bytes = 0_usize;
+        let kept = self.dump_some(act, request, |payload| {
+            bytes = bytes.saturating_add(payload.len() + size_of::<Vec<u8>>());
+            (bytes <= MAX_DUMP_BYTES).then(|| payload.to_vec())
+        })?;
+        if bytes <= MAX_DUMP_BYTES {
+            Ok(kept)
+        } else {
+            Err(KernelError::too_large(act, bytes))
+        }
     }
 
-    fn collect(
+    /// Reads all objects of a type, and returns what `keep` makes of their payloads, so that the memory does not depend
+    /// on the number of the others.
+    ///
+    /// # Errors
+    ///
+    /// If objects changed during the dump, [`KernelError::is_race`] holds for the error.
+    pub(crate) fn dump_some<R: NetlinkRequest, T>(
+        &mut self,
+        act: &str,
+        request: &R,
+        keep: impl FnMut(&[u8]) -> Option<T>,
+    ) -> Result<Vec<T>, KernelError> {
+        let mut batch = self.batch();
+        batch.push_with(request, DUMP);
+        self.collect(act, &batch, |_| false, keep)
+    }
+
+    fn collect<T>(
         &mut self,
         act: &str,
         batch: &Batch,
         is_last: impl Fn(&Message<'_>) -> bool,
-    ) -> Result<Vec<Vec<u8>>, KernelError> {
+        mut keep: impl FnMut(&[u8]) -> Option<T>,
+    ) -> Result<Vec<T>, KernelError> {
         self.send(act, batch)?;
         let (mut found, mut interrupted) = (Vec::new(), false);
         loop {
@@ -235,7 +267,7 @@ impl Socket {
                     Answer::Error(error) => return Err(error.into_error(act)),
                     Answer::Done | Answer::Ack => true,
                     Answer::Data => {
-                        found.push(message.payload.to_vec());
+                        found.extend(keep(message.payload));
                         is_last(&message)
                     }
                 };

@@ -18,6 +18,8 @@ pub(crate) use leftovers::Author;
 pub(crate) use lower::{SYN as TCP_SYN, destination_of, ether_type_of, protocol_family};
 pub(crate) use observed::{Change, NewTable, Observed, ObservedTable};
 pub(crate) use op::{Base, Ct, Meta, Op};
+#[cfg(test)]
+pub(crate) use read::MAX_RULES;
 pub(crate) use read::{ChainOutline, NamedTable, TableOutline, TableState};
 pub(crate) use script::script;
 pub(crate) use sets::{AddressSet, Edit};

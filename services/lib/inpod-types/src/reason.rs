@@ -180,6 +180,8 @@ reasons! {
     ZtunnelQuarantined = 69, UNAVAILABLE, "ZTUNNEL_QUARANTINED", "Check ztunnel's log for errors about the pod; inpod retries it, at growing intervals.";
     /// Another agent redirected the pod, with rules that inpod can neither see nor replace.
     LegacyRules = 71, FAILED_PRECONDITION, "LEGACY_RULES", "Restart the pod; until then it stays in the mesh as the other agent left it.";
+    /// The network namespace holds more tables, chains or rules of other programs than netconfig reads.
+    RulesUnreadable = 72, FAILED_PRECONDITION, "RULES_UNREADABLE", "Remove what fills the pod's network namespace: a process of the pod with the capability NET_ADMIN made more tables, chains or rules than netconfig reads.";
 }
 
 impl fmt::Display for Reason {

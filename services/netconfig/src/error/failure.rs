@@ -7,7 +7,8 @@ use inpod_types::{Failure, Reason, with_causes};
 use nix::errno::Errno;
 
 use super::{
-    ApplyError, ClaimError, ClearError, FindError, ListenerError, RemoveError, VerifyError,
+    ApplyError, ClaimError, ClearError, FindError, KernelError, ListenerError, RemoveError,
+    VerifyError,
 };
 
 pub(crate) trait IntoFailure: std::error::Error + Sized + 'static {
@@ -26,9 +27,12 @@ pub(crate) trait IntoFailure: std::error::Error + Sized + 'static {
     /// Builds the failure, with the chain of causes as its message. Without a free file descriptor nothing is wrong with
     /// the request or the kernel, so the caller may retry.
     fn into_failure(self) -> Failure {
-        let reason = match lacks_descriptors(&self) {
-            true => Reason::Overloaded,
-            false => self.reason(),
+        let reason = if has_cause(&self, lacks_descriptors) {
+            Reason::Overloaded
+        } else if has_cause(&self, is_too_large) {
+            Reason::RulesUnreadable
+        } else {
+            self.reason()
         };
         Failure {
             undo_failures: self.undo_failures().to_vec(),
@@ -37,15 +41,22 @@ pub(crate) trait IntoFailure: std::error::Error + Sized + 'static {
     }
 }
 
-/// Returns whether a cause is that this process (EMFILE) or the node (ENFILE) has too many open files.
-fn lacks_descriptors(error: &(dyn std::error::Error + 'static)) -> bool {
-    let mut causes = std::iter::successors(Some(error), |error| error.source());
-    causes.any(|cause| {
-        let of_io = || cause.downcast_ref::<io::Error>()?.raw_os_error();
-        let errno = cause.downcast_ref().copied();
-        let errno = errno.or_else(|| of_io().map(Errno::from_raw));
-        matches!(errno, Some(Errno::EMFILE | Errno::ENFILE))
-    })
+type Cause = dyn std::error::Error + 'static;
+
+fn has_cause(error: &Cause, is_wanted: fn(&Cause) -> bool) -> bool {
+    std::iter::successors(Some(error), |error| error.source()).any(is_wanted)
+}
+
+/// Returns whether this process (EMFILE) or the node (ENFILE) has too many open files.
+fn lacks_descriptors(cause: &Cause) -> bool {
+    let of_io = || cause.downcast_ref::<io::Error>()?.raw_os_error();
+    let errno = cause.downcast_ref().copied();
+    let errno = errno.or_else(|| of_io().map(Errno::from_raw));
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE))
+}
+
+fn is_too_large(cause: &Cause) -> bool {
+    cause.downcast_ref().is_some_and(KernelError::is_too_large)
 }
 
 impl IntoFailure for ApplyError {

@@ -95,12 +95,10 @@ pub(super) fn dump_family<T>(
         ..ReqV2::new()
     };
     let request = inet_diag::Request::new().op_tcp_diag_dump(&header);
-    let payloads = socket.dump(ACT, &request)?;
-    let sockets = payloads.iter().map(|payload| {
+    socket.dump_some(ACT, &request, |payload| {
         let (message, attributes) = <OpTcpDiagDump<'_> as NetlinkRequest>::decode_reply(payload);
-        socket_of(&message, &attributes)
-    });
-    Ok(sockets.collect())
+        Some(socket_of(&message, &attributes))
+    })
 }
 
 pub(super) fn local(message: &Msg) -> SocketAddr {

@@ -1,5 +1,7 @@
 use std::io;
 
+use super::MAX_DUMP_BYTES;
+
 /// Limits the attempts while other processes keep changing what is read or written.
 const ATTEMPTS: usize = 8;
 
@@ -36,6 +38,21 @@ impl KernelError {
 
     pub(crate) fn no_answer(act: &str) -> Self {
         Self::new(act, nix::Error::ETIMEDOUT)
+    }
+
+    /// Creates the error for a dump that is not kept.
+    pub(crate) fn too_large(act: &str, bytes: usize) -> Self {
+        let bound = MAX_DUMP_BYTES >> 20;
+        let problem = format!(
+            "the answer has {} MiB, of which netconfig reads {bound}",
+            bytes >> 20
+        );
+        Self::new(act, io::Error::new(io::ErrorKind::FileTooLarge, problem))
+    }
+
+    /// Returns whether the netns holds more objects than netconfig reads.
+    pub(crate) fn is_too_large(&self) -> bool {
+        self.source.kind() == io::ErrorKind::FileTooLarge
     }
 
     pub(crate) fn is(&self, errno: nix::Error) -> bool {

@@ -74,50 +74,51 @@ impl Socket {
         Ok(header.ifi_flags & UP != 0)
     }
 
-    pub(crate) fn for_each_route(
+    /// Reads the routes of a family, and returns what `keep` makes of them.
+    pub(crate) fn routes<T>(
         &mut self,
         act: &str,
         family: Family,
-        mut visit: impl FnMut(&Rtmsg, &IterableRouteAttrs<'_>),
-    ) -> Result<(), KernelError> {
+        keep: impl Fn(&Rtmsg, &IterableRouteAttrs<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, KernelError> {
         let header = Rtmsg {
             rtm_family: family.number(),
             ..Rtmsg::new()
         };
         let request = rt_route::Request::new().op_getroute_dump(&header);
-        for payload in self.dump_family(act, &request)? {
-            let (header, attributes) = OpGetrouteDump::decode_reply(&payload);
-            visit(&header, &attributes);
-        }
-        Ok(())
+        self.dump_family(act, &request, |payload| {
+            let (header, attributes) = OpGetrouteDump::decode_reply(payload);
+            keep(&header, &attributes)
+        })
     }
 
-    pub(crate) fn for_each_rule(
+    /// Reads the ip rules of a family, and returns what `keep` makes of them.
+    pub(crate) fn rules<T>(
         &mut self,
         act: &str,
         family: Family,
-        mut visit: impl FnMut(&FibRuleHdr, IterableFibRuleAttrs<'_>),
-    ) -> Result<(), KernelError> {
+        keep: impl Fn(&FibRuleHdr, IterableFibRuleAttrs<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, KernelError> {
         let header = FibRuleHdr {
             family: family.number(),
             ..FibRuleHdr::new()
         };
         let request = rt_rule::Request::new().op_getrule_dump(&header);
-        for payload in self.dump_family(act, &request)? {
-            let (header, attributes) = OpGetruleDump::decode_reply(&payload);
-            visit(&header, attributes);
-        }
-        Ok(())
+        self.dump_family(act, &request, |payload| {
+            let (header, attributes) = OpGetruleDump::decode_reply(payload);
+            keep(&header, attributes)
+        })
     }
 
-    /// Dumps routes or ip rules, and repeats dumps that changed meanwhile. Returns an empty list for IPv6 on
+    /// Dumps addresses, routes or ip rules, and repeats dumps that changed meanwhile. Returns an empty list for IPv6 on
     /// kernels without IPv6.
-    pub(crate) fn dump_family<R: NetlinkRequest>(
+    pub(crate) fn dump_family<R: NetlinkRequest, T>(
         &mut self,
         act: &str,
         request: &R,
-    ) -> Result<Vec<Vec<u8>>, KernelError> {
-        match retry_on_race(|| self.dump(act, request)) {
+        keep: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<Vec<T>, KernelError> {
+        match retry_on_race(|| self.dump_some(act, request, &keep)) {
             Err(error) if error.is(nix::Error::EAFNOSUPPORT) => Ok(Vec::new()),
             result => result,
         }

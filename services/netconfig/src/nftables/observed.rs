@@ -20,6 +20,8 @@ pub(crate) struct ObservedTable {
     pub(crate) comment: Option<String>,
     /// The number of sets and other objects; inpod's tables have none.
     pub(crate) unknown_objects: u32,
+    /// The number of rules if they are so many or so large that inpod reads none of them.
+    pub(crate) unread_rules: Option<u32>,
 }
 
 pub(crate) type TableId = (TableFamily, String);

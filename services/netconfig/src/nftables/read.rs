@@ -22,6 +22,9 @@ use crate::{
     rules::{Base, Chain, Policy, Rule, Table, TableFamily, ambient::TABLES},
 };
 
+/// The maximum of rules in a table that is read: more than any redirection has.
+pub(crate) const MAX_RULES: u32 = 4096;
+
 const IPTABLES_FAMILIES: [TableFamily; 2] = [TableFamily::Ip, TableFamily::Ip6];
 
 /// The generation of a netns whose nf_tables were never modified (nf_tables_init_net in
@@ -160,7 +163,7 @@ fn read_once(socket: &mut Socket) -> Result<Observed, KernelError> {
     let found = read_tables(socket)?;
     let named = |name: &&str| found.iter().find(|found| found.table.name == **name);
     let mut tables: Vec<_> = TABLES.iter().filter_map(named).cloned().collect();
-    let chains = read_chains(socket, &mut tables)?;
+    let (chains, counts) = read_chains(socket, &mut tables)?;
     let rules = if chains.iter().any(|chain| leftovers::is_known(&chain.name)) {
         let [v4, v6] = IPTABLES_FAMILIES.map(|family| read_iptables_rules(socket, family));
         [v4?, v6?].concat()
@@ -168,7 +171,8 @@ fn read_once(socket: &mut Socket) -> Result<Observed, KernelError> {
         Vec::new()
     };
     if !tables.is_empty() {
-        read_rules(socket, &mut tables)?;
+        let has_others = found.len() > tables.len();
+        read_rules(socket, &mut tables, &counts, has_others)?;
     }
     let names = found.iter().map(|found| found.table.name.as_str());
     let leftovers = Leftovers::find(names, &chains, &rules);
@@ -282,16 +286,20 @@ fn table(attributes: &IterableTableAttrs<'_>) -> Option<ObservedTable> {
         },
         comment: attributes.get_userdata().ok().and_then(decode_comment),
         unknown_objects: attributes.get_use().unwrap_or(0),
+        unread_rules: None,
     })
 }
 
-/// Adds the chains of family inet to `tables`. Returns the chains in families used by iptables-nft.
+/// The numbers of rules, and of jumps to chains, by the names of inpod's tables.
+type RuleCounts = BTreeMap<String, u32>;
+
+/// Adds the chains of family inet to `tables`, and counts their rules. Returns the chains in families used by iptables-nft.
 fn read_chains(
     socket: &mut Socket,
     tables: &mut [ObservedTable],
-) -> Result<Vec<SeenChain>, KernelError> {
+) -> Result<(Vec<SeenChain>, RuleCounts), KernelError> {
     let request = Request::new().op_getchain_dump(&every_family());
-    let mut iptables_chains = Vec::new();
+    let (mut iptables_chains, mut counts) = (Vec::new(), RuleCounts::new());
     for payload in &socket.dump("read the chains", &request)? {
         let (header, attributes) = OpGetchainDump::decode_reply(payload);
         match family_of(&header) {
@@ -305,12 +313,14 @@ fn read_chains(
                 let found = tables.iter_mut().find(|found| found.table.name == name);
                 if let (Some(found), Some(chain)) = (found, chain(&attributes)) {
                     found.table.chains.push(chain);
+                    let count = counts.entry(name).or_default();
+                    *count = attributes.get_use().unwrap_or(0).saturating_add(*count);
                 }
             }
             Some(TableFamily::Bridge) | None => {}
         }
     }
-    Ok(iptables_chains)
+    Ok((iptables_chains, counts))
 }
 
 fn iptables_chain(family: TableFamily, attributes: &IterableChainAttrs<'_>) -> Option<SeenChain> {
@@ -342,11 +352,48 @@ fn base(attributes: &IterableChainAttrs<'_>) -> Option<Base> {
     })
 }
 
-/// Requests the rules of all tables at once: foreign tables are few, and a request costs more than reading their
-/// rules.
-fn read_rules(socket: &mut Socket, tables: &mut [ObservedTable]) -> Result<(), KernelError> {
-    let request = Request::new().op_getrule_dump(&header(TableFamily::Inet));
-    for payload in &socket.dump("read the rules", &request)? {
+/// Requests the rules of all tables at once if all are inpod's, because a request costs more than reading a table.
+/// Otherwise the size of the answer would depend on the others. A table that is too large to be inpod's is not read.
+fn read_rules(
+    socket: &mut Socket,
+    tables: &mut [ObservedTable],
+    counts: &RuleCounts,
+    has_others: bool,
+) -> Result<(), KernelError> {
+    let is_small = |count: &u32| *count <= MAX_RULES;
+    if !has_others && counts.values().all(is_small) {
+        let request = Request::new().op_getrule_dump(&header(TableFamily::Inet));
+        match read_rules_of(socket, tables, &request) {
+            Err(error) if error.is_too_large() => {}
+            result => return result,
+        }
+    }
+    for found in tables {
+        let count = counts.get(&found.table.name).copied().unwrap_or(0);
+        if is_small(&count) {
+            let mut request = Request::new().op_getrule_dump(&header(TableFamily::Inet));
+            request
+                .encode()
+                .push_table_bytes(found.table.name.as_bytes());
+            match read_rules_of(socket, std::slice::from_mut(found), &request) {
+                Err(error) if error.is_too_large() => {}
+                result => {
+                    result?;
+                    continue;
+                }
+            }
+        }
+        found.unread_rules = Some(count);
+    }
+    Ok(())
+}
+
+fn read_rules_of(
+    socket: &mut Socket,
+    tables: &mut [ObservedTable],
+    request: &OpGetruleDump<'_>,
+) -> Result<(), KernelError> {
+    for payload in &socket.dump("read the rules", request)? {
         let (_, attributes) = OpGetruleDump::decode_reply(payload);
         let (Ok(table), Ok(chain)) = (attributes.get_table(), attributes.get_chain()) else {
             continue;

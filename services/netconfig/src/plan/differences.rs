@@ -113,6 +113,11 @@ fn label(table: &Table) -> String {
 fn table_differences(table: &Table, found: &ObservedTable) -> Vec<String> {
     let mut differences = Vec::new();
     let name = label(table);
+    if let Some(rules) = found.unread_rules {
+        return vec![format!(
+            "table {name} holds {rules} rules, which are too many or too large to be inpod's"
+        )];
+    }
     if found.unknown_objects > 0 {
         let others = found.unknown_objects;
         differences.push(format!(
@@ -190,6 +195,7 @@ mod tests {
                 "inpod schema=2 fingerprint={fingerprint} sandbox=n/c/e"
             )),
             unknown_objects: 0,
+            unread_rules: None,
         };
         plan.tables.iter().map(observed).collect()
     }

@@ -175,6 +175,7 @@ fn observed(new: &NewTable) -> ObservedTable {
         table: new.table.clone(),
         comment: Some(new.comment.clone()),
         unknown_objects: 0,
+        unread_rules: None,
     }
 }
 
@@ -271,6 +272,7 @@ mod tests {
             table,
             comment: None,
             unknown_objects: 0,
+            unread_rules: None,
         });
         Observed {
             tables: tables.collect(),

@@ -83,45 +83,61 @@ impl Routes {
 
     fn read_routes(&mut self, family: Family, routing: &mut Routing) -> Result<(), KernelError> {
         let act = format!("read the {family} routes");
-        self.0.for_each_route(&act, family, |header, attributes| {
+        let found = self.0.routes(&act, family, |header, attributes| {
             let mut recipients = Recipient::ALL.into_iter();
-            if let Some(recipient) =
-                recipients.find(|recipient| is_route(*recipient, family, header, attributes))
-            {
-                routing.record((family, Part::Route(recipient)), header.rtm_protocol);
-            }
-        })
+            let recipient =
+                recipients.find(|recipient| is_route(*recipient, family, header, attributes))?;
+            Some((recipient, header.rtm_protocol))
+        })?;
+        for (recipient, protocol) in found {
+            routing.record((family, Part::Route(recipient)), protocol);
+        }
+        Ok(())
     }
 
     fn read_rules(&mut self, family: Family, routing: &mut Routing) -> Result<(), KernelError> {
         let act = format!("read the {family} ip rules");
-        self.0.for_each_rule(&act, family, |header, attributes| {
+        let found = self.0.rules(&act, family, |header, attributes| {
             let mut recipients = Recipient::ALL.into_iter();
-            if let Some(recipient) =
-                recipients.find(|recipient| is_rule(*recipient, header, attributes))
-            {
+            let ours = recipients.find(|recipient| is_rule(*recipient, header, attributes));
+            if let Some(recipient) = ours {
                 let protocol = attributes.get_protocol().unwrap_or(0);
-                routing.record((family, Part::Rule(recipient)), protocol);
-            } else if let Some(priority) = incumbents_priority(header, attributes) {
-                let rule = (family, Part::IncumbentRule(priority));
-                routing.incumbents.push(rule);
-            } else if let Some((priority, mark)) = rule_before_main(attributes) {
-                routing.foreign_rules.push((family, priority, mark));
+                return Some(SeenRule::Ours(recipient, protocol));
             }
-        })
+            let incumbents = incumbents_priority(header, attributes);
+            let incumbents = incumbents.map(SeenRule::Incumbents);
+            incumbents.or_else(|| rule_before_main(attributes).map(SeenRule::BeforeMain))
+        })?;
+        for rule in found {
+            match rule {
+                SeenRule::Ours(recipient, protocol) => {
+                    routing.record((family, Part::Rule(recipient)), protocol);
+                }
+                SeenRule::Incumbents(priority) => {
+                    routing
+                        .incumbents
+                        .push((family, Part::IncumbentRule(priority)));
+                }
+                SeenRule::BeforeMain((priority, mark)) => {
+                    routing.foreign_rules.push((family, priority, mark));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Reads the addresses of `lo`. Linux reports protocols of addresses since 5.18; the address that the kernel
     /// itself gives to `lo` shows whether this kernel does.
     fn read_addresses(&mut self, routing: &mut Routing) -> Result<(), KernelError> {
-        for payload in self.dump_addresses()? {
-            let (header, attributes) = OpGetaddrDump::decode_reply(&payload);
-            if header.ifa_index == LOOPBACK {
-                let protocol = attributes.get_proto();
-                routing.reports_protocols |= protocol.is_ok();
-                if is_passthrough(&header, &attributes) {
-                    routing.record((Family::V6, Part::Address), protocol.unwrap_or(0));
-                }
+        let found = self.ipv6_addresses(|header, attributes| {
+            let protocol = attributes.get_proto().ok();
+            let is_loopbacks = header.ifa_index == LOOPBACK;
+            is_loopbacks.then(|| (protocol, is_passthrough(header, attributes)))
+        })?;
+        for (protocol, is_passthrough) in found {
+            routing.reports_protocols |= protocol.is_some();
+            if is_passthrough {
+                routing.record((Family::V6, Part::Address), protocol.unwrap_or(0));
             }
         }
         Ok(())
@@ -143,29 +159,37 @@ impl Routes {
         is_wanted: impl Fn(&Ifaddrmsg) -> bool,
     ) -> Result<Vec<IpAddr>, KernelError> {
         let request = rt_addr::Request::new().op_getaddr_dump(&Ifaddrmsg::new());
-        let payloads = self.0.dump_family("read the addresses", &request)?;
-        let addresses = payloads.iter().filter_map(|payload| {
-            let (header, attributes) = OpGetaddrDump::decode_reply(payload);
-            if !is_wanted(&header) {
-                return None;
-            }
-            // On a point-to-point link, IFA_ADDRESS is the peer's address, and IFA_LOCAL is the own address.
-            attributes
-                .get_local()
-                .or_else(|_| attributes.get_address())
-                .ok()
-        });
-        let addresses: BTreeSet<_> = addresses.collect();
+        let addresses = self
+            .0
+            .dump_family("read the addresses", &request, |payload| {
+                let (header, attributes) = OpGetaddrDump::decode_reply(payload);
+                if !is_wanted(&header) {
+                    return None;
+                }
+                // On a point-to-point link, IFA_ADDRESS is the peer's address, and IFA_LOCAL is the own address.
+                attributes
+                    .get_local()
+                    .or_else(|_| attributes.get_address())
+                    .ok()
+            })?;
+        let addresses: BTreeSet<_> = addresses.into_iter().collect();
         Ok(addresses.into_iter().collect())
     }
 
-    fn dump_addresses(&mut self) -> Result<Vec<Vec<u8>>, KernelError> {
+    fn ipv6_addresses<T>(
+        &mut self,
+        keep: impl Fn(&Ifaddrmsg, &IterableAddrAttrs<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, KernelError> {
         let header = Ifaddrmsg {
             ifa_family: Family::V6.number(),
             ..Ifaddrmsg::new()
         };
         let request = rt_addr::Request::new().op_getaddr_dump(&header);
-        self.0.dump_family("read the addresses", &request)
+        self.0
+            .dump_family("read the addresses", &request, |payload| {
+                let (header, attributes) = OpGetaddrDump::decode_reply(payload);
+                keep(&header, &attributes)
+            })
     }
 
     /// Adds an item. Sets `lo` up if the item needs it, because runtimes run the loopback plugin beside inpod's
@@ -218,24 +242,23 @@ impl Routes {
     }
 
     fn is_address_usable(&mut self) -> Result<bool, KernelError> {
-        let addresses = self.dump_addresses()?;
-        Ok(addresses.iter().any(|payload| {
-            let (header, attributes) = OpGetaddrDump::decode_reply(payload);
-            header.ifa_index == LOOPBACK
+        let found = self.ipv6_addresses(|header, attributes| {
+            let is_usable = header.ifa_index == LOOPBACK
                 && header.ifa_flags & TENTATIVE == 0
-                && is_passthrough(&header, &attributes)
-        }))
+                && is_passthrough(header, attributes);
+            is_usable.then_some(())
+        })?;
+        Ok(!found.is_empty())
     }
 
     fn has_local_route(&mut self) -> Result<bool, KernelError> {
-        let (act, mut found) = ("read the IPv6 routes", false);
-        self.0
-            .for_each_route(act, Family::V6, |header, attributes| {
-                let is_local = (header.rtm_type, header.rtm_dst_len) == (TYPE_LOCAL, WHOLE);
-                let to = attributes.get_dst();
-                found |= is_local && to.is_ok_and(|to| to == PASSTHROUGH_V6);
-            })?;
-        Ok(found)
+        let act = "read the IPv6 routes";
+        let found = self.0.routes(act, Family::V6, |header, attributes| {
+            let is_local = (header.rtm_type, header.rtm_dst_len) == (TYPE_LOCAL, WHOLE);
+            let to = attributes.get_dst();
+            (is_local && to.is_ok_and(|to| to == PASSTHROUGH_V6)).then_some(())
+        })?;
+        Ok(!found.is_empty())
     }
 
     /// Turns a foreign item into inpod's, without interruption.
@@ -397,6 +420,15 @@ fn is_route(
         && header.rtm_type == TYPE_LOCAL
         && attributes.get_oif().ok() == Some(LOOPBACK)
         && attributes.get_gateway().is_err()
+}
+
+/// An ip rule that concerns the redirection.
+enum SeenRule {
+    /// A rule like inpod's, with its protocol.
+    Ours(Recipient, u8),
+    /// A rule of Istio's sidecar installer, with its priority.
+    Incumbents(u32),
+    BeforeMain((u32, Mark)),
 }
 
 fn is_rule(

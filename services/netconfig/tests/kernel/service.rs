@@ -2,6 +2,7 @@
 
 mod cgroups;
 mod claims;
+mod crowded;
 mod discover;
 mod look;
 mod probes;

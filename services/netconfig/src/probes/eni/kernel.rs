@@ -29,9 +29,10 @@ impl Kernel {
         let mut found = Vec::new();
         for family in Family::ALL {
             let act = format!("read the node's {family} ip rules");
-            self.0.for_each_rule(&act, family, |header, attributes| {
-                found.extend(rule(family, header, attributes));
+            let rules = self.0.rules(&act, family, |header, attributes| {
+                rule(family, header, attributes)
             })?;
+            found.extend(rules);
         }
         Ok(found)
     }
@@ -41,7 +42,7 @@ impl Kernel {
         let mut found = Vec::new();
         for family in Family::ALL {
             let act = format!("read the node's {family} routes");
-            self.0.for_each_route(&act, family, |header, attributes| {
+            let routes = self.0.routes(&act, family, |header, attributes| {
                 let is_to_one =
                     header.rtm_dst_len == bits(family) && header.rtm_type == TYPE_UNICAST;
                 let route = || {
@@ -52,8 +53,9 @@ impl Kernel {
                         interface: name.to_str().ok()?.to_owned(),
                     })
                 };
-                found.extend(is_to_one.then(route).flatten());
+                is_to_one.then(route).flatten()
             })?;
+            found.extend(routes);
         }
         Ok(found)
     }

@@ -1,5 +1,8 @@
 use super::*;
-use crate::rules::{InboundCapture, Ipv6, Redirection};
+use crate::{
+    nftables::MAX_RULES,
+    rules::{InboundCapture, Ipv6, Redirection},
+};
 
 fn wanted() -> v1::SidecarRedirection {
     v1::SidecarRedirection {
@@ -215,4 +218,39 @@ fn a_loopback_network_elsewhere_and_a_value_of_a_later_release_are_refused_by_na
     assert_eq!(error.field(), INBOUND_CAPTURE);
     let error = refused(|wanted| wanted.ipv6 = 7);
     assert_eq!(error.field(), IPV6);
+}
+
+/// Otherwise netconfig would replace its own tables again and again.
+#[test]
+fn the_largest_redirection_is_smaller_than_what_is_read() {
+    let ports = || (1..=64).collect::<Vec<u32>>();
+    let networks = || (0..64).map(|it| format!("10.{it}.0.0/16"));
+    let networks = || networks().collect::<Vec<_>>();
+    let interfaces = || (0..16).map(|it| format!("vm{it}")).collect::<Vec<_>>();
+    let largest = sidecar(v1::SidecarRedirection {
+        inbound_capture: v1::InboundCapture::Tproxy.into(),
+        proxy_uids: ports(),
+        proxy_gids: ports(),
+        inbound_ports: Some(some_ports(ports())),
+        outbound_networks: Some(some_networks(networks())),
+        excluded_outbound_networks: networks(),
+        outbound_ports: ports(),
+        excluded_outbound_ports: (64..128).collect(),
+        excluded_interfaces: interfaces(),
+        reroute_virtual_interfaces: interfaces(),
+        owner_groups: Some(v1::GroupSelection { groups: ports() }),
+        excluded_owner_groups: ports(),
+        dns: Some(some_servers(
+            (0..64).map(|it| format!("10.0.0.{it}")).collect(),
+        )),
+        drop_invalid: true,
+        ..wanted()
+    });
+    let largest = Redirection::Sidecar(largest.unwrap());
+    for table in largest.ruleset().tables {
+        let rules = table.chains.iter().map(|chain| chain.rules.len());
+        let rules: usize = rules.sum();
+        assert!(rules > 0, "{}", table.name);
+        assert!(u32::try_from(rules).unwrap() < MAX_RULES / 2, "{rules}");
+    }
 }
