@@ -16,7 +16,7 @@ use inpod_proto::{
     required,
 };
 use inpod_service::{
-    Daemon,
+    Daemon, throttle_log,
     uds::{self, BindError},
 };
 use inpod_types::{Failure, NetnsId, SandboxRef};
@@ -80,7 +80,9 @@ pub(crate) async fn serve(listener: UnixListener, claims: Arc<Claims>, daemon: D
             }
         };
         if let Err(refused) = daemon.policy().authorize(&stream, Class::Service) {
-            tracing::warn!(error = %refused, "Refused a connection on netns.sock");
+            if let Some(suppressed) = throttle_log("netns.sock") {
+                tracing::warn!(error = %refused, suppressed, "Refused a connection on netns.sock");
+            }
             continue;
         }
         let (claims, kept) = (Arc::clone(&claims), Arc::clone(&kept));

@@ -1,6 +1,6 @@
 //! Refused requests change nothing, neither in the pod's netns nor in netconfig's.
 
-use std::{path::PathBuf, process::Command};
+use std::{fs::File, path::PathBuf, process::Command};
 
 use inpod_proto::{
     failure_of,
@@ -14,7 +14,7 @@ use inpod_proto::{
 use inpod_types::Reason;
 use tonic::{Code, Status};
 
-use crate::harness::{Netconfig, ambient, at, netns_ref, pod_netns, refusal, wire};
+use crate::harness::{Netconfig, ambient, at, is_closed, netns_ref, pod_netns, refusal, wire};
 use crate::support::Fresh;
 
 /// Everything of a netns that netconfig may change.
@@ -232,7 +232,7 @@ async fn the_nodes_own_netns_is_out_of_reach_and_stays_as_it_is() {
     let link = home.0.with_extension("link");
     std::os::unix::fs::symlink(&home.0, &link).unwrap();
     let own = netconfig.process.id();
-    let held = std::fs::File::open(&home.0).unwrap();
+    let held = File::open(&home.0).unwrap();
     let by_descriptor = format!(
         "/proc/{}/fd/{}",
         std::process::id(),
@@ -345,4 +345,31 @@ fn removal(name: &str) -> RemoveRulesRequest {
         sandbox: wire(name),
         phase: RemovePhase::Final.into(),
     }
+}
+
+/// A process that connects in a loop must not fill the node's disk with log lines.
+#[tokio::test]
+async fn refused_netns_sock_connections_share_a_log_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_netconfig"));
+    command.stderr(File::create(&log).unwrap());
+    // The test is a process of the host, which may read the claims, but not fetch descriptors.
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    let own = own.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let own: Vec<_> = own.filter(|path| *path != "/").collect();
+    let settings = [
+        "--peer",
+        "cgroup:/nowhere",
+        "--host-cgroups",
+        &own.join(","),
+    ];
+    let netconfig = Netconfig::start_by(command, &settings).await;
+    for _ in 0..1_000 {
+        assert!(is_closed(&mut netconfig.connect_to_netns_sock()));
+    }
+    let log = std::fs::read_to_string(&log).unwrap();
+    // The throttle permits a line every 10 s, so a slow machine sees several lines.
+    let refusals = log.matches("Refused a connection on netns.sock").count();
+    assert!((1..=20).contains(&refusals), "{refusals} lines:\n{log}");
 }
