@@ -14,6 +14,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{UnixListener, UnixStream},
     sync::oneshot,
+    time::{Sleep, sleep},
 };
 use tonic::transport::server::Connected;
 
@@ -22,6 +23,10 @@ use crate::{
     peer::{Peer, Policy},
     throttle_log,
 };
+
+/// The time in which a new connection must send the preface of HTTP/2 or a request of HTTP/1.1. hyper waits for the
+/// preface without a deadline, and sends keepalive pings only after it.
+pub(super) const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Accepts the connections of identified peers.
 #[derive(Debug)]
@@ -49,7 +54,7 @@ impl Incoming {
                     if let Some(suppressed) = throttle_log("accept") {
                         tracing::error!(%error, suppressed, "Cannot accept");
                     }
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    sleep(Duration::from_millis(100)).await;
                     continue;
                 }
             };
@@ -105,6 +110,7 @@ impl Connections {
             stream,
             peer,
             close_order: Some(closed),
+            preface_deadline: Some(Box::pin(sleep(PREFACE_TIMEOUT))),
             is_closed: false,
         }
     }
@@ -143,6 +149,8 @@ pub(super) struct Connection {
     peer: Peer,
     /// The order to close the connection. `None` if the server accepts no further connections.
     close_order: Option<oneshot::Receiver<()>>,
+    /// `None` after the server's first write, which shows that the server has received the preface or a request.
+    preface_deadline: Option<Pin<Box<Sleep>>>,
     is_closed: bool,
 }
 
@@ -156,6 +164,13 @@ impl Connection {
         }
         self.is_closed
     }
+
+    fn poll_preface_deadline(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut self.preface_deadline {
+            Some(deadline) => deadline.as_mut().poll(cx),
+            None => Poll::Pending,
+        }
+    }
 }
 
 impl Connected for Connection {
@@ -167,7 +182,7 @@ impl Connected for Connection {
 }
 
 impl AsyncRead for Connection {
-    /// Reads the end of the stream after the order to close the connection.
+    /// Reads the end of the stream after the order to close the connection, or after the deadline for the preface.
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -176,7 +191,13 @@ impl AsyncRead for Connection {
         if self.poll_closed(cx) {
             return Poll::Ready(Ok(()));
         }
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        // Data that arrived in time count even if a busy server reads them after the deadline.
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if read.is_pending() && self.poll_preface_deadline(cx).is_ready() {
+            self.is_closed = true;
+            return Poll::Ready(Ok(()));
+        }
+        read
     }
 }
 
@@ -189,6 +210,7 @@ impl AsyncWrite for Connection {
         if self.is_closed {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
+        self.preface_deadline = None;
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 

@@ -12,7 +12,7 @@ use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
 
-use super::*;
+use super::{incoming::PREFACE_TIMEOUT, *};
 use crate::{
     Metrics, Readiness, Service as Description, Shutdown,
     endpoint::tests::{own_address, send},
@@ -176,6 +176,26 @@ async fn a_watcher_of_health_sees_the_drain_and_does_not_hold_it_up() {
     drop(client);
     let drained = timeout(DRAIN_TIMEOUT / 2, running.served).await;
     drained.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_without_a_complete_preface_is_closed() {
+    let running = start().await;
+    let mut client = HealthClient::new(running.daemon.channel(NAME));
+    let request = HealthCheckRequest::default();
+    let mut watch = client.watch(request).await.unwrap().into_inner();
+    let first = watch.message().await.unwrap().unwrap();
+    assert_eq!(first.status(), ServingStatus::NotServing);
+    for sent in ["", "PRI * HTTP/2.0\r\n", "GET /metrics HTTP/1.1\r\n"] {
+        let mut stream = UnixStream::connect(running.socket()).await.unwrap();
+        stream.write_all(sent.as_bytes()).await.unwrap();
+        let end = timeout(2 * PREFACE_TIMEOUT, stream.read(&mut [0])).await;
+        assert!(matches!(end, Ok(Ok(0) | Err(_))), "{sent:?}: {end:?}");
+    }
+    // The connection of the watch has sent the preface, and has been silent for longer than the others.
+    running.daemon.readiness().set("kernel", Ok(()));
+    let next = watch.message().await.unwrap().unwrap();
+    assert_eq!(next.status(), ServingStatus::Serving);
 }
 
 #[tokio::test]
