@@ -8,7 +8,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use inpod_service::read_bounded;
+use inpod_service::read_bounded_any_fs;
 
 /// The limit of the size of a file. The largest file to read is the kernel's symbol table.
 const MAX_FILE_BYTES: u64 = 32 << 20;
@@ -68,7 +68,7 @@ impl HostFs {
     /// Reads a file, and replaces bytes outside UTF-8.
     pub(crate) fn text(&self, path: impl AsRef<Path>) -> Observed<String> {
         let path = path.as_ref();
-        let read = read_bounded(&self.at(path), MAX_FILE_BYTES);
+        let read = read_bounded_any_fs(&self.at(path), MAX_FILE_BYTES);
         let bytes = read.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }

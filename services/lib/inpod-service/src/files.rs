@@ -7,16 +7,33 @@ use std::{
     path::Path,
 };
 
-use nix::fcntl::OFlag;
+use nix::{
+    fcntl::OFlag,
+    sys::statfs::{DEBUGFS_MAGIC, FsType, PROC_SUPER_MAGIC, SYSFS_MAGIC, TRACEFS_MAGIC, fstatfs},
+};
+
+/// File systems with regular files whose read blocks or has side effects, such as `/proc/kmsg` and `trace_pipe`.
+const KERNEL_FILE_SYSTEMS: [FsType; 4] =
+    [PROC_SUPER_MAGIC, SYSFS_MAGIC, TRACEFS_MAGIC, DEBUGFS_MAGIC];
 
 /// Reads a regular file of at most `limit` bytes, to which the path may lead through symlinks.
 ///
 /// # Errors
 ///
-/// Fails with [`ErrorKind::InvalidData`] if the file is not regular, with [`ErrorKind::FileTooLarge`] if the file is
-/// larger, and with the errors of [`std::fs::read`].
+/// Fails with [`ErrorKind::InvalidData`] if the file is not regular or the kernel generates its content, with
+/// [`ErrorKind::FileTooLarge`] if the file is larger, and with the errors of [`std::fs::read`].
 pub fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    read(path, limit, OFlag::empty())
+    read(&stored_file(path, OFlag::empty())?, limit)
+}
+
+/// Reads a file as [`read_bounded`] does, and also files of procfs and sysfs. The read of a file such as `/proc/kmsg`
+/// blocks, so the caller must choose the file.
+///
+/// # Errors
+///
+/// See [`read_bounded`] for the reasons.
+pub fn read_bounded_any_fs(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    read(&regular_file(path, OFlag::empty())?, limit)
 }
 
 /// Reads a text as [`read_bounded`] does.
@@ -35,7 +52,7 @@ pub fn read_bounded_text(path: &Path, limit: u64) -> io::Result<String> {
 ///
 /// See [`read_bounded`] for the reasons.
 pub fn read_bounded_nofollow(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    read(path, limit, OFlag::O_NOFOLLOW)
+    read(&stored_file(path, OFlag::O_NOFOLLOW)?, limit)
 }
 
 /// Returns whether a read failed because of what the file is, which no retry changes.
@@ -54,9 +71,20 @@ pub fn remove_if_exists(path: &Path) -> io::Result<()> {
     }
 }
 
-fn read(path: &Path, limit: u64, flags: OFlag) -> io::Result<Vec<u8>> {
+/// Opens a file that a program has written.
+fn stored_file(path: &Path, flags: OFlag) -> io::Result<File> {
+    let found = regular_file(path, flags)?;
+    if KERNEL_FILE_SYSTEMS.contains(&fstatfs(&found)?.filesystem_type()) {
+        let problem = "it is in procfs, sysfs, tracefs or debugfs, where reading may block";
+        return Err(io::Error::new(ErrorKind::InvalidData, problem));
+    }
+    Ok(found)
+}
+
+/// Opens a regular file with `O_PATH`, which opens a FIFO without waiting for its writer, and a device without an
+/// effect on the device.
+fn regular_file(path: &Path, flags: OFlag) -> io::Result<File> {
     let flags = (OFlag::O_PATH | flags).bits();
-    // O_PATH opens a FIFO without waiting for its writer, and a device without an effect on it.
     let found = OpenOptions::new()
         .read(true)
         .custom_flags(flags)
@@ -67,6 +95,10 @@ fn read(path: &Path, limit: u64, flags: OFlag) -> io::Result<Vec<u8>> {
             "it is not a regular file",
         ));
     }
+    Ok(found)
+}
+
+fn read(found: &File, limit: u64) -> io::Result<Vec<u8>> {
     let file = File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
     let mut bytes = Vec::new();
     file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
@@ -115,5 +147,21 @@ mod tests {
         assert!(is_unusable(
             &read_bounded_text(&path("file"), 4).unwrap_err()
         ));
+    }
+
+    #[test]
+    fn procfs_and_sysfs_files_are_read_only_on_request() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        // A read of /proc/kmsg would block.
+        for target in ["/proc/self/status", "/sys/kernel/notes", "/proc/kmsg"] {
+            symlink(target, &link).unwrap();
+            let error = read_bounded(&link, u64::MAX).unwrap_err();
+            assert!(is_unusable(&error), "{target}: {error}");
+            assert!(error.to_string().contains("procfs"), "{target}: {error}");
+            fs::remove_file(&link).unwrap();
+        }
+        let status = read_bounded_any_fs(Path::new("/proc/self/status"), u64::MAX).unwrap();
+        assert!(status.starts_with(b"Name:"));
     }
 }

@@ -30,7 +30,8 @@ pub mod uninstall;
 pub use config::{Key, list};
 pub use deadline::deadline;
 pub use files::{
-    is_unusable, read_bounded, read_bounded_nofollow, read_bounded_text, remove_if_exists,
+    is_unusable, read_bounded, read_bounded_any_fs, read_bounded_nofollow, read_bounded_text,
+    remove_if_exists,
 };
 pub use grpc::{ConcurrencyGroup, Server};
 pub use inpod_types::VERSION;

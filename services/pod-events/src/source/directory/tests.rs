@@ -161,6 +161,24 @@ async fn a_file_that_never_could_be_used_leaves_the_inventory_incomplete_and_is_
     assert_eq!(inventory.borrow().namespaces.len(), 1);
 }
 
+#[tokio::test]
+async fn a_manifest_link_to_procfs_is_refused_and_others_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("web.yaml"), POD).unwrap();
+    let link = dir.path().join("kernel.yaml");
+    std::os::unix::fs::symlink("/proc/self/status", &link).unwrap();
+    let watched = watch(dir.path().to_owned(), scope(), CHECK_INTERVAL).await;
+    let (mut inventory, _reread) = watched.unwrap();
+    assert_eq!(inventory.borrow().pods.len(), 1);
+    let gap = inventory.borrow().gaps.iter().next().unwrap().clone();
+    assert!(
+        gap.contains("kernel.yaml") && gap.contains("procfs"),
+        "{gap}"
+    );
+    fs::remove_file(&link).unwrap();
+    until(&mut inventory, Inventory::is_complete).await;
+}
+
 /// Returns the inventory after a file had the given contents in order.
 fn after(texts: &[&str]) -> Inventory {
     let dir = tempfile::tempdir().unwrap();
