@@ -9,6 +9,7 @@ mod client;
 mod get;
 mod list_watch;
 mod liveness;
+mod response_limit;
 mod retry_after;
 mod store;
 

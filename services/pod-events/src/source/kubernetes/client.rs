@@ -1,12 +1,12 @@
-//! The API server's client, with an observer for `Retry-After`.
+//! The API server's client, with an observer for `Retry-After` and a limit for responses.
 
 use std::path::Path;
 
 use inpod_kube::ClientError;
 use kube::{Client, client::ClientBuilder};
-use tower::util::MapResponseLayer;
+use tower::{layer::layer_fn, util::MapResponseLayer};
 
-use super::retry_after::RetryAfter;
+use super::{response_limit::LimitResponses, retry_after::RetryAfter};
 
 #[derive(Clone)]
 pub(in crate::source) struct Connection {
@@ -27,7 +27,8 @@ pub(in crate::source) async fn client(
         observer.observe(&response);
         response
     });
-    let client = builder.with_layer(&layer).build();
+    let builder = builder.with_layer(&layer);
+    let client = builder.with_layer(&layer_fn(LimitResponses)).build();
     Ok(Connection {
         client,
         retry_after,

@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{Cache, Stores, liveness::Liveness, retry_after::RetryAfter};
+use super::{Cache, Stores, liveness::Liveness, response_limit, retry_after::RetryAfter};
 
 /// The first and the longest delay between attempts. The delay doubles in between, minus a random part of up to one
 /// half.
@@ -47,6 +47,9 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bounds the memory of complete objects until they are reduced.
 pub(super) const PAGE_OF_OBJECTS: u32 = 100;
 
+/// By this number, pages that are too large become smaller.
+const PAGE_DIVISOR: u32 = 10;
+
 /// Metadata alone takes one to two kilobytes per object.
 pub(super) const PAGE_OF_METADATA: u32 = 500;
 
@@ -67,6 +70,8 @@ enum End {
     Ended,
     /// The server does not answer or refuses. The watch resumes from its version later.
     Disconnected(String),
+    /// The same, because a response is larger than the client reads.
+    TooLarge(String),
     Expired(String),
 }
 
@@ -81,6 +86,8 @@ impl End {
         let why = inpod_kube::describe_error(error);
         if is_version_refused {
             Self::Expired(why)
+        } else if response_limit::is_too_large(error) {
+            Self::TooLarge(why)
         } else {
             Self::Disconnected(why)
         }
@@ -119,7 +126,7 @@ where
             match end {
                 End::Ended if lasted >= MIN_WATCH_DURATION => continue,
                 End::Ended => {}
-                End::Disconnected(why) => self.publish(Update::Lost(why)),
+                End::Disconnected(why) | End::TooLarge(why) => self.publish(Update::Lost(why)),
                 End::Expired(why) => {
                     self.version = None;
                     self.publish(Update::Lost(why));
@@ -146,16 +153,25 @@ where
         }
     }
 
-    /// Returns the version of the list.
+    /// Returns the version of the list. A page that is too large is requested again with fewer objects: large
+    /// annotations of a few pods must not hide the others.
     async fn list(&mut self) -> Result<String, End> {
+        let mut limit = self.page;
         let mut params = ListParams {
             field_selector: self.fields.clone(),
-            limit: Some(self.page),
+            limit: Some(limit),
             ..ListParams::default()
         };
         self.publish(Update::ListStarted);
         loop {
-            let page = with_timeout(self.api.list(&params)).await?;
+            let page = match with_timeout(self.api.list(&params)).await {
+                Err(End::TooLarge(_)) if limit > 1 => {
+                    limit = (limit / PAGE_DIVISOR).max(1);
+                    params.limit = Some(limit);
+                    continue;
+                }
+                page => page?,
+            };
             self.liveness.record_activity();
             self.publish(Update::ListPage(page.items));
             params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());

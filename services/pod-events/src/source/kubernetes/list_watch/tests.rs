@@ -10,10 +10,17 @@ use kube::{
     client::Body,
     core::{PartialObjectMeta, Status},
 };
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
 use tonic::codegen::Bytes;
 
 use super::*;
-use crate::source::kubernetes::apply_update;
+use crate::source::kubernetes::{
+    apply_update, client,
+    response_limit::{LimitResponses, MAX_BYTES},
+};
 
 type Namespaces = PartialObjectMeta<k8s::Namespace>;
 type ResponseBody = UnsyncBoxBody<Bytes, std::io::Error>;
@@ -91,25 +98,29 @@ impl Server {
             let answer = server.answer(request.uri().query().unwrap_or_default());
             std::future::ready(Ok::<_, std::io::Error>(answer))
         });
-        let stores = Stores::new(Arc::default());
-        Reflector {
-            api: Api::all(Client::new(service, "default")),
-            fields: None,
-            page: PAGE_OF_METADATA,
-            cache: Arc::new(Cache {
-                inventory: watch::Sender::new(Arc::new(stores.inventory())),
-                health: watch::Sender::new(None),
-                stores: Mutex::new(stores),
-            }),
-            liveness: Arc::new(Liveness::new()),
-            retry_after: RetryAfter::default(),
-            apply: |stores, update| {
-                let namespace_labels = Arc::clone(&stores.namespace_labels);
-                let observe = |object| super::super::observe_namespace(object, &namespace_labels);
-                apply_update(&mut stores.namespaces, "namespaces", update, observe);
-            },
-            version: None,
-        }
+        reflector(Client::new(service, "default"))
+    }
+}
+
+fn reflector(client: Client) -> Reflector<Namespaces> {
+    let stores = Stores::new(Arc::default());
+    Reflector {
+        api: Api::all(client),
+        fields: None,
+        page: PAGE_OF_METADATA,
+        cache: Arc::new(Cache {
+            inventory: watch::Sender::new(Arc::new(stores.inventory())),
+            health: watch::Sender::new(None),
+            stores: Mutex::new(stores),
+        }),
+        liveness: Arc::new(Liveness::new()),
+        retry_after: RetryAfter::default(),
+        apply: |stores, update| {
+            let namespace_labels = Arc::clone(&stores.namespace_labels);
+            let observe = |object| super::super::observe_namespace(object, &namespace_labels);
+            apply_update(&mut stores.namespaces, "namespaces", update, observe);
+        },
+        version: None,
     }
 }
 
@@ -172,4 +183,147 @@ fn only_a_refusal_of_the_version_itself_requires_a_list() {
     assert!(![401, 403, 429, 502, 503].into_iter().any(expires));
     let gone = kube::Error::ReadEvents(std::io::ErrorKind::ConnectionReset.into());
     assert!(matches!(End::of(&gone), End::Disconnected(_)));
+}
+
+/// The most that a test sends if nothing stops the server.
+const ENDLESS_BYTES: usize = 3 * MAX_BYTES;
+
+/// Serves one request with the start of a body and then a chunk again and again, and returns the number of sent bytes.
+async fn serve_repeating(mut stream: TcpStream, start: &str, chunk: &[u8]) -> usize {
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        request.push(stream.read_u8().await.unwrap());
+    }
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n";
+    let head = format!("{head}{start}");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut sent = 0;
+    while sent < ENDLESS_BYTES && stream.write_all(chunk).await.is_ok() {
+        sent += chunk.len();
+    }
+    sent
+}
+
+/// Returns a reflector with the client of the source, and the server that answers the client's first request.
+async fn with_repeating_server(
+    start: &'static str,
+    chunk: Vec<u8>,
+) -> (Reflector<Namespaces>, tokio::task::JoinHandle<usize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let kubeconfig = tempfile::NamedTempFile::new().unwrap();
+    let text = format!(
+        "clusters: [{{name: c, cluster: {{server: 'http://{address}'}}}}]\n\
+         contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n\
+         users: [{{name: u, user: {{}}}}]\ncurrent-context: c\n"
+    );
+    std::fs::write(kubeconfig.path(), text).unwrap();
+    let connection = client(Some(kubeconfig.path())).await.unwrap();
+    let served = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        serve_repeating(stream, start, &chunk).await
+    });
+    (reflector(connection.client), served)
+}
+
+fn assert_too_large(end: &End, sent: usize, what: &str) {
+    let why = format!("{what} has more than {MAX_BYTES} bytes");
+    assert!(
+        matches!(end, End::TooLarge(found) if found.contains(&why)),
+        "{end:?}"
+    );
+    // The kernel's socket buffers hold a few megabytes, too.
+    assert!(sent < 2 * MAX_BYTES, "{sent} bytes");
+}
+
+#[tokio::test]
+async fn a_watch_event_without_an_end_is_refused_at_16_mib() {
+    let chunk = vec![b'x'; 64 << 10];
+    let (mut reflector, served) = with_repeating_server(r#"{"type":""#, chunk).await;
+    let end = reflector.watch("5000".to_owned()).await;
+    assert_too_large(&end, served.await.unwrap(), "an event of a watch");
+}
+
+#[tokio::test]
+async fn a_list_page_is_refused_at_16_mib_even_with_line_ends() {
+    let mut chunk = vec![b'x'; 64 << 10];
+    chunk.push(b'\n');
+    let (mut reflector, served) = with_repeating_server(r#"{"kind":""#, chunk).await;
+    reflector.page = 1;
+    let end = reflector.list().await.unwrap_err();
+    assert_too_large(&end, served.await.unwrap(), "a response");
+}
+
+#[tokio::test]
+async fn a_watch_may_send_more_than_16_mib_in_many_events() {
+    let padding = "x".repeat(1 << 20);
+    let metadata = format!(r#"{{"name":"shop","resourceVersion":"5001","uid":"{padding}"}}"#);
+    let object = format!(r#"{{"kind":"Namespace","apiVersion":"v1","metadata":{metadata}}}"#);
+    let event = format!("{{\"type\":\"MODIFIED\",\"object\":{object}}}\n");
+    let (mut reflector, served) = with_repeating_server("", event.into_bytes()).await;
+    let end = reflector.watch("5000".to_owned()).await;
+    assert!(matches!(end, End::Ended), "{end:?}");
+    assert!(served.await.unwrap() >= ENDLESS_BYTES);
+    assert_eq!(reflector.version.as_deref(), Some("5001"));
+}
+
+/// Returns a page of namespaces with a megabyte each, as a query asks.
+fn page_of_large_namespaces(query: &str, total: usize) -> String {
+    let parameter = |name: &str| {
+        let mut parts = query.split('&');
+        parts.find_map(|part| part.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
+    };
+    let (limit, from): (usize, usize) = (
+        parameter("limit").unwrap(),
+        parameter("continue").unwrap_or(0),
+    );
+    let to = total.min(from + limit);
+    let padding = "x".repeat(1 << 20);
+    let item = |at| {
+        format!(
+            r#"{{"metadata":{{"name":"ns-{at}","uid":"{at}","resourceVersion":"7","annotations":{{"a":"{padding}"}}}}}}"#
+        )
+    };
+    let items: Vec<_> = (from..to).map(item).collect();
+    let rest = if to < total {
+        to.to_string()
+    } else {
+        String::new()
+    };
+    let head = r#"{"kind":"List","apiVersion":"v1","metadata""#;
+    format!(
+        r#"{head}:{{"resourceVersion":"8","continue":"{rest}"}},"items":[{}]}}"#,
+        items.join(",")
+    )
+}
+
+#[tokio::test]
+async fn a_page_over_16_mib_is_listed_in_smaller_pages() {
+    const TOTAL: usize = 20;
+    let limits = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&limits);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let query = request.uri().query().unwrap_or_default();
+        seen.lock().unwrap().push(query.to_owned());
+        let page = whole(page_of_large_namespaces(query, TOTAL));
+        std::future::ready(Ok::<_, std::io::Error>(Response::new(page)))
+    });
+    let mut reflector = reflector(Client::new(LimitResponses(service), "default"));
+    let version = reflector.list().await.unwrap();
+    assert_eq!(version, "8");
+    let names = reflector
+        .cache
+        .stores
+        .lock()
+        .unwrap()
+        .inventory()
+        .namespaces
+        .len();
+    assert_eq!(names, TOTAL);
+    let limits = limits.lock().unwrap();
+    let refused = limits
+        .iter()
+        .filter(|query| !query.contains("limit=5"))
+        .count();
+    assert!(refused <= 2, "{limits:?}");
 }
