@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
-    body::{Body as _, Bytes, Incoming},
+    body::{Bytes, Incoming},
     server::conn::http1,
     service::service_fn,
 };
@@ -44,7 +44,11 @@ const MAX_BODY_BYTES: usize = 6 * 1024 * 1024;
 
 /// The size above which at most `max_reviews` reviews are in memory, from the body to the response. The reviews of usual
 /// pods are smaller, and are not delayed by clients that send large bodies or receive large responses slowly.
-const LARGE_BODY_BYTES: u64 = 64 * 1024;
+const LARGE_BODY_BYTES: usize = 64 * 1024;
+
+/// The time for the rest of a large body once the review has a place in memory, so that a slow client does not keep the
+/// place. An API server has sent the rest before.
+const LARGE_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// At the limit, a new connection closes the longest idle connection.
 const MAX_CONNECTIONS: usize = 512;
@@ -264,11 +268,8 @@ impl Server {
             .headers()
             .get(header::CONTENT_TYPE)
             .is_some_and(|it| it == "application/json");
-        let max_bytes = request.body().size_hint().upper();
-        let is_large = max_bytes.is_none_or(|bytes| bytes > LARGE_BODY_BYTES);
-        let permit = Arc::clone(&self.0.large_reviews).acquire_many_owned(is_large.into());
-        let large_permit = timeout_at(until, permit).await.map_err(late)?;
-        let body = timeout_at(until, body(request)).await.map_err(late)??;
+        let body = self.receive_body(request.into_body());
+        let (body, large_permit) = timeout_at(until, body).await.map_err(late)??;
         if body.is_empty() {
             return Err(bad_request(StatusCode::BAD_REQUEST, "the body is empty"));
         }
@@ -285,7 +286,7 @@ impl Server {
         let work = tokio::task::spawn_blocking(move || {
             let answer = review::answer(&injector, &environment, &body);
             drop(permit);
-            (answer, large_permit.ok())
+            (answer, large_permit)
         });
         // The permit stays with the work: the limits on a pod end a review within 0.4 s of CPU time, measured with 256 KiB of YAML.
         work.await.map_err(|error| {
@@ -296,6 +297,25 @@ impl Server {
                 outcome: Outcome::Failed,
             }
         })
+    }
+
+    /// Receives a body, and returns it with the permit of a large review. The permit is acquired for received bytes, not
+    /// for announced ones: clients that only announce large bodies keep no other review waiting.
+    async fn receive_body(
+        &self,
+        body: Incoming,
+    ) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), Refused> {
+        let (mut body, mut bytes) = (Limited::new(body, MAX_BODY_BYTES), Vec::new());
+        receive(&mut body, &mut bytes, LARGE_BODY_BYTES).await?;
+        if bytes.len() <= LARGE_BODY_BYTES {
+            return Ok((bytes, None));
+        }
+        // The semaphore is never closed, so the call does not fail.
+        let permit = Arc::clone(&self.0.large_reviews).acquire_owned().await.ok();
+        let rest = receive(&mut body, &mut bytes, MAX_BODY_BYTES);
+        let is_slow = |_| bad_request(StatusCode::REQUEST_TIMEOUT, "the body arrives too slowly");
+        timeout(LARGE_BODY_TIMEOUT, rest).await.map_err(is_slow)??;
+        Ok((bytes, permit))
     }
 
     /// Returns the shorter of two timeouts: the timeout in the configuration, and the timeout of the API server
@@ -361,11 +381,16 @@ fn overloaded(why: &str) -> Refused {
     }
 }
 
-/// Reads the body into memory of its own, because each received chunk keeps a buffer of several kilobytes.
-async fn body(request: Request<Incoming>) -> Result<Vec<u8>, Refused> {
-    let mut body = Limited::new(request.into_body(), MAX_BODY_BYTES);
-    let mut bytes = Vec::new();
-    while let Some(frame) = body.frame().await {
+/// Appends the body to `bytes` until the body ends or `bytes` exceeds `limit`. Copies the body, because each received
+/// chunk keeps a buffer of several kilobytes.
+async fn receive(
+    body: &mut Limited<Incoming>,
+    bytes: &mut Vec<u8>,
+    limit: usize,
+) -> Result<(), Refused> {
+    while bytes.len() <= limit
+        && let Some(frame) = body.frame().await
+    {
         let frame = frame.map_err(|error| {
             bad_request(
                 StatusCode::BAD_REQUEST,
@@ -378,7 +403,7 @@ async fn body(request: Request<Incoming>) -> Result<Vec<u8>, Refused> {
             bytes.extend_from_slice(&data);
         }
     }
-    Ok(bytes)
+    Ok(())
 }
 
 fn json(body: Bytes) -> Response<Full<Bytes>> {
@@ -389,3 +414,6 @@ fn json(body: Bytes) -> Response<Full<Bytes>> {
         .insert(header::CONTENT_TYPE, media_type);
     response
 }
+
+#[cfg(test)]
+mod tests;
