@@ -51,29 +51,33 @@ impl Conflist {
         let is_removed = |kind: &str| remove.contains(&kind);
         let is_target = |kind: &str| put.is_some_and(|entry| entry.kind == kind);
         // The first plugin creates the network, so inpod's entry may be first only if there is no other plugin.
-        let first = usize::from(self.entries.iter().any(|plugin| !is_target(&plugin.kind)));
-        let mut target = None;
-        let edits = self.plugins().enumerate().map(|(index, plugin)| {
+        let is_kept = |kind: &str| !is_removed(kind) && !is_target(kind);
+        let mut is_behind_another = !self.plugins().any(|plugin| is_kept(plugin.kind));
+        let mut is_placed = false;
+        let edits = self.plugins().map(|plugin| {
             if is_removed(plugin.kind) {
                 return PluginEdit::Cut;
             }
             match put {
                 Some(entry) if is_target(plugin.kind) => {
-                    if target.is_some() || index < first {
+                    if is_placed || !is_behind_another {
                         return PluginEdit::Cut;
                     }
-                    target = Some(index);
+                    is_placed = true;
                     if json_eq(plugin.text, &entry.text) {
                         PluginEdit::Keep
                     } else {
                         PluginEdit::Replace(&entry.text)
                     }
                 }
-                Some(_) | None => PluginEdit::Keep,
+                Some(_) | None => {
+                    is_behind_another = true;
+                    PluginEdit::Keep
+                }
             }
         });
         let edits = edits.collect();
-        (edits, put.filter(|_| target.is_none()))
+        (edits, put.filter(|_| !is_placed))
     }
 
     fn cuts(&self, edits: &[PluginEdit<'_>]) -> Vec<Splice> {

@@ -69,6 +69,15 @@ fn entry_of(plugin: Plugin<'_>) -> Entry {
 }
 
 #[test]
+fn two_entries_before_the_first_plugin_become_one_behind() {
+    let text =
+        r#"{"name":"n","plugins":[{"type":"inpod-cni"},{"type":"inpod-cni"},{"type":"bridge"}]}"#;
+    let expected =
+        r#"{"name":"n","plugins":[{"type":"bridge"},{"type":"inpod-cni","logLevel":"info"}]}"#;
+    assert_eq!(utf8(&parse(text).with(&entry())), expected);
+}
+
+#[test]
 fn istio_cni_is_replaced_in_one_edit() {
     let text = r#"{"name":"n","plugins":[{"type":"bridge"},{"type":"istio-cni","x":[1,2]}]}"#;
     let expected =
@@ -232,7 +241,8 @@ fn plugin() -> impl Strategy<Value = (String, String, String)> {
     let kind = prop::sample::select(vec![
         "bridge",
         "portmap",
-        "istio-cni",
+        INPOD_CNI,
+        ISTIO_CNI,
         "calico",
         "linkerd-cni",
     ]);
@@ -282,6 +292,11 @@ fn holds(text: &[u8]) -> Result<(), TestCaseError> {
         .extract_if(.., |plugin| plugin.kind == INPOD_CNI)
         .collect();
     prop_assert_eq!(mine.len(), 1);
+    let first = again.plugins().next().map(entry_of);
+    prop_assert!(
+        found.is_empty() || first.is_some_and(|plugin| plugin.kind != INPOD_CNI),
+        "another plugin creates the network"
+    );
     prop_assert_eq!(
         found,
         expected,
@@ -302,6 +317,46 @@ fn holds(text: &[u8]) -> Result<(), TestCaseError> {
         prop_assert!(bare.plugin(ISTIO_CNI).is_none());
     }
     Ok(())
+}
+
+/// Returns where the entry belongs among the other plugins: where it stands behind one of them, otherwise last.
+fn expected_order<'a>(texts: &[&'a str], own: &[&str], entry: &'a str) -> Vec<&'a str> {
+    let is_own = |text: &&str| own.contains(text);
+    let first = texts.iter().position(|text| !is_own(text));
+    let behind = first.map_or(0, |first| first + 1);
+    let place = texts.iter().skip(behind).position(is_own);
+    let before = texts
+        .iter()
+        .take(place.map_or(texts.len(), |place| behind + place));
+    let mut order: Vec<_> = texts.iter().copied().filter(|text| !is_own(text)).collect();
+    let at = before.filter(|text| !is_own(text)).count();
+    order.insert(at, entry);
+    order
+}
+
+#[test]
+fn an_entry_stands_once_and_in_its_place_whatever_the_order() {
+    let entry = entry();
+    let entry_text = utf8(&entry.text);
+    let own = [entry_text, r#"{ "type":"inpod-cni", "a":1 }"#];
+    let plugins = [
+        own[0],
+        own[1],
+        r#"{"type": "bridge"}"#,
+        r#"{"type":"portmap"}"#,
+    ];
+    for (length, number) in (1..=5_u32)
+        .flat_map(|length| (0..plugins.len().pow(length)).map(move |number| (length, number)))
+    {
+        let digits = (0..length).map(|digit| number / plugins.len().pow(digit) % plugins.len());
+        let texts: Vec<_> = digits.map(|digit| plugins[digit]).collect();
+        let text = format!(r#"{{"name":"n","plugins":[{}]}}"#, texts.join(", "));
+        holds(text.as_bytes()).unwrap();
+        let edited = parse(&text).with(&entry);
+        let edited = Conflist::parse(&edited).unwrap();
+        let found: Vec<_> = edited.plugins().map(|plugin| utf8(plugin.text)).collect();
+        assert_eq!(found, expected_order(&texts, &own, entry_text), "{text}");
+    }
 }
 
 proptest! {
