@@ -24,6 +24,7 @@ use crate::{
         KernelError, Socket,
         route::{SCOPE_LINK, TYPE_UNICAST},
     },
+    sysctl::Sysctls,
 };
 
 pub(super) const APPLICATION: u16 = 8080;
@@ -48,6 +49,8 @@ pub enum TestNetworkError {
     Enter(#[from] EnterError),
     #[error("cannot open a socket in a netns of the self-test")]
     Socket(#[from] io::Error),
+    #[error("cannot write a sysctl in a netns of the self-test")]
+    Sysctl(#[source] io::Error),
     #[error("the kernel refused")]
     Kernel(#[from] KernelError),
 }
@@ -104,6 +107,13 @@ pub(super) fn netns_with_loopback() -> Result<Netns, TestNetworkError> {
 impl TestNetwork {
     pub(super) fn new(probe_sources: &[IpAddr]) -> Result<Self, TestNetworkError> {
         let (pod, peer) = (Netns::create()?, Netns::create()?);
+        // The peer listens on the DNS port, for which netconfig has no capability.
+        peer.within(|| {
+            Sysctls::default()
+                .open_for_netns()?
+                .allow_privileged_ports()
+        })?
+        .map_err(TestNetworkError::Sysctl)?;
         let has_ipv6 = std::path::Path::new("/proc/sys/net/ipv6").exists();
         let network = Self {
             pod,

@@ -2,7 +2,10 @@
 
 use std::{net::IpAddr, process::Command};
 
+use inpod_proto::netconfig::v1::SelfTestRequest;
 use netconfig::{apply::Writer, selftest};
+
+use crate::drift;
 
 fn sources() -> Vec<IpAddr> {
     let sources = ["169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"];
@@ -34,6 +37,16 @@ fn on_a_machine_that_can_redirect_every_check_passes() {
             );
         }
     }
+}
+
+/// The self-test listens on the DNS port, and the chart does not grant CAP_NET_BIND_SERVICE.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_charts_capabilities_suffice_for_every_check() {
+    let mut netconfig = drift::start(&[]).await;
+    let response = netconfig.client.self_test(SelfTestRequest {}).await;
+    let checks = response.unwrap().into_inner().checks;
+    assert!(checks.len() > 10, "{checks:?}");
+    assert!(checks.iter().all(|check| check.passed), "{checks:?}");
 }
 
 fn fails_after(program: &'static str, arguments: &str) -> Vec<String> {
