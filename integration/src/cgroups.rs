@@ -16,6 +16,15 @@ static NEXT: AtomicU32 = AtomicU32::new(1);
 /// The capabilities of a stock ztunnel (Istio's chart), for [`Cgroups::container`].
 pub const ZTUNNEL_CAPABILITIES: &str = "-all,+net_admin,+net_raw,+sys_admin";
 
+/// Returns the setting `host_cgroups` that makes this process a process of the host. Not all machines run tests in a
+/// cgroup with a name that inpod knows.
+pub(crate) fn host_cgroups() -> String {
+    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let paths: Vec<_> = paths.filter(|path| *path != "/").collect();
+    paths.join(",")
+}
+
 /// Cgroups with the names of pods and containers, in the version 2 hierarchy. The value must outlive the processes in
 /// its cgroups, because drop removes the cgroups.
 #[derive(Debug)]

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{
     ApiServer, Call, Cgroups, Inhabitant, Node, Outcome, Pod, Running, Spec, ZTUNNEL_CAPABILITIES,
+    cgroups::host_cgroups,
     chart::{self, Container},
 };
 
@@ -168,12 +169,16 @@ impl DeployedNode {
         self.programs.join(name)
     }
 
-    /// Returns the settings of the chart, with the paths and the name of this node.
+    /// Returns the settings of the chart, with the paths, the name and the cgroup of this node.
     pub fn environment(&self, container: &Container) -> Vec<(String, PathBuf)> {
         let node = &self.node;
         let shipped = container.environment.iter();
         let shipped = shipped.map(|(variable, value)| (variable.clone(), value.into()));
-        let own = [("INPOD_RUN_DIR", node.run_dir())].into_iter();
+        let own = [
+            ("INPOD_RUN_DIR", node.run_dir()),
+            ("INPOD_HOST_CGROUPS", host_cgroups().into()),
+        ]
+        .into_iter();
         let elsewhere = match container.name.as_str() {
             "pod-events" => vec![
                 ("INPOD_NODE_NAME", node.name().into()),

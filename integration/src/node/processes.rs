@@ -13,7 +13,7 @@ use nix::{
 };
 
 use super::Node;
-use crate::{Access, TIMEOUT, bin, eventually, kubernetes};
+use crate::{Access, TIMEOUT, bin, cgroups::host_cgroups, eventually, kubernetes};
 
 impl Node {
     pub fn zds_socket(&self) -> PathBuf {
@@ -47,7 +47,8 @@ impl Node {
         service: &str,
         settings: &[&str],
     ) -> anyhow::Result<()> {
-        let command = self.command(within, &bin(service)?);
+        let mut command = self.command(within, &bin(service)?);
+        command.env("INPOD_HOST_CGROUPS", host_cgroups());
         self.spawn_service(command, run_dir, service, settings)
     }
 

@@ -390,5 +390,5 @@ fn the_peer_of_split_is_any_process_but_those_of_the_container_itself() {
         assert!(!is_service(peer), "{peer}");
     }
     // Other pods may not make host processes' calls.
-    assert!(!Cgroup::parse(&format!("0::{other_pod}\n")).is_host());
+    assert!(!Cgroup::parse(&format!("0::{other_pod}\n")).is_host(&[]));
 }

@@ -15,6 +15,7 @@ use std::{
 
 use clap::{Arg, ArgAction};
 use config::{Config, Map, Value, ValueKind};
+use inpod_types::cgroup::HostCgroup;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, Error as _, SeqAccess, Visitor},
@@ -44,6 +45,11 @@ pub const COMMON: &[Key] = &[
         name: "peer",
         default: Some("pod"),
         help: "What identifies the other services of inpod: pod, cgroup:PATH, or uid (for demos and development)",
+    },
+    Key {
+        name: "host_cgroups",
+        default: Some(""),
+        help: "Further cgroups of the node's own processes, separated by commas, for container runtimes and shells outside of system.slice and user.slice; a cgroup below that names a pod or a container is not the node's",
     },
     Key {
         name: "log_level",
@@ -79,6 +85,8 @@ pub(crate) struct Common {
     pub(crate) run_dir: PathBuf,
     #[serde(deserialize_with = "parsed")]
     pub(crate) peer: peer::Setting,
+    #[serde(deserialize_with = "list")]
+    pub(crate) host_cgroups: Vec<HostCgroup>,
     #[serde(deserialize_with = "parsed")]
     pub(crate) log_level: tracing::Level,
     #[serde(deserialize_with = "parsed")]

@@ -3,7 +3,6 @@
 //!
 //! A service's `main` calls [`main`] with its [`Service`] and its `run`. This crate knows nothing of pods.
 
-mod cgroup;
 mod check;
 pub mod config;
 mod deadline;
@@ -324,7 +323,7 @@ fn prepare(service: Service, common: Common) -> anyhow::Result<Daemon> {
         _instance_lock: Arc::new(uds::lock_instance(&directory)?),
         service,
         instance_id: instance_id()?.into(),
-        policy: Arc::new(peer::Policy::new(&common.peer)?),
+        policy: Arc::new(peer::Policy::new(&common.peer, common.host_cgroups)?),
         shutdown,
         stop,
         run_dir: common.run_dir,

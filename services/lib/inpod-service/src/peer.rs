@@ -14,11 +14,11 @@ use std::{
 };
 
 use inpod_proto::Class;
-use inpod_types::{Failure, Reason};
+pub use inpod_types::cgroup::Cgroup;
+use inpod_types::{Failure, Reason, cgroup::HostCgroup};
 use nix::sys::socket::{getsockopt, sockopt};
 use tonic::Status;
 
-pub use crate::cgroup::Cgroup;
 use crate::throttle_log;
 
 /// The setting `peer`, which determines how inpod's services are identified.
@@ -50,6 +50,8 @@ impl FromStr for Setting {
 pub struct Policy {
     uid: u32,
     service: Service,
+    /// The cgroups of host processes in addition to those with known names.
+    host_cgroups: Vec<HostCgroup>,
     /// Asks the kernel for the pidfd of a peer; replaced in tests.
     pidfd_of: fn(BorrowedFd<'_>) -> nix::Result<OwnedFd>,
 }
@@ -112,6 +114,17 @@ impl Peer {
         self.service && !self.host
     }
 
+    /// Returns how to permit the call if the peer may be a process of the node with an unknown cgroup.
+    fn remedy(&self, class: Class) -> Option<String> {
+        let is_open_to_host = class != Class::Service;
+        let cgroup = self.cgroup.as_ref().filter(|_| is_open_to_host)?;
+        (!self.host && !cgroup.names_workload()).then(|| {
+            format!(
+                "{cgroup} is not known to be a cgroup of the node; the setting host_cgroups can name such a cgroup"
+            )
+        })
+    }
+
     /// Logs and rejects a call of a class for which the peer has no right. Repeated refusals of a call are only counted.
     ///
     /// # Errors
@@ -122,17 +135,22 @@ impl Peer {
             return Ok(());
         }
         let cgroup = self.cgroup.as_ref().map(ToString::to_string);
+        let remedy = self.remedy(class);
         if let Some(suppressed) = throttle_log(&format!("{call} {cgroup:?}")) {
             tracing::warn!(
                 uid = self.uid,
                 pid = self.pid,
                 cgroup = cgroup.as_deref().map(tracing::field::display),
                 ?class,
+                remedy,
                 suppressed,
                 "Refused a caller"
             );
         }
-        let message = format!("{self} may not make calls of class {class:?}");
+        let mut message = format!("{self} may not make calls of class {class:?}");
+        if let Some(remedy) = remedy {
+            message = format!("{message}: {remedy}");
+        }
         Err(inpod_proto::into_status(&Failure::new(
             Reason::CallerRefused,
             message,
@@ -181,7 +199,10 @@ pub enum Refused {
 }
 
 impl Policy {
-    pub(crate) fn new(setting: &Setting) -> Result<Self, PolicyError> {
+    pub(crate) fn new(
+        setting: &Setting,
+        host_cgroups: Vec<HostCgroup>,
+    ) -> Result<Self, PolicyError> {
         let service = match setting {
             Setting::Uid => Service::Anyone,
             Setting::Cgroup(path) => Service::Below(path.clone()),
@@ -193,6 +214,7 @@ impl Policy {
         Ok(Self {
             uid: nix::unistd::geteuid().as_raw(),
             service,
+            host_cgroups,
             pidfd_of,
         })
     }
@@ -202,6 +224,7 @@ impl Policy {
         Self {
             uid: nix::unistd::geteuid().as_raw(),
             service: Service::Anyone,
+            host_cgroups: Vec::new(),
             pidfd_of,
         }
     }
@@ -230,7 +253,7 @@ impl Policy {
         let (pid, cgroup) = cgroup_of((self.pidfd_of)(socket.as_fd()), credentials.pid())?;
         Ok(Peer {
             pid,
-            host: cgroup.is_host(),
+            host: cgroup.is_host(&self.host_cgroups),
             service: self.is_service(&cgroup),
             cgroup: Some(cgroup),
             ..peer

@@ -1,5 +1,9 @@
-//! Finds a process's pod and container in its cgroup file, proc(5) (services/docs/facts/istio-ambient.md, 5.2). The
+//! Finds a process's pod and container in its cgroup file, and decides whether the process is the host's, proc(5) (services/docs/facts/istio-ambient.md, 5.2). The
 //! parser is hand-written for linear time, because a container that may create cgroups chooses part of the text.
+
+mod paths;
+
+pub use paths::{Cgroup, HostCgroup};
 
 use crate::ContainerId;
 
@@ -62,9 +66,7 @@ pub struct PodContainer {
 pub fn find_container(text: &str) -> Option<PodContainer> {
     let mut found = None;
     for line in text.lines() {
-        // The format is hierarchy:controllers:path, in which a path may contain colons.
-        let path = line.splitn(3, ':').nth(2)?;
-        match (parse_path(path), &found) {
+        match (parse_path(path_of_line(line)?), &found) {
             (Line::NoPod, _) => {}
             (Line::Ambiguous, _) => return None,
             (Line::Container(place), None) => found = Some(place),
@@ -73,6 +75,12 @@ pub fn find_container(text: &str) -> Option<PodContainer> {
         }
     }
     found
+}
+
+/// Returns the path in a line of the form `hierarchy:controllers:path`. A path may contain colons.
+fn path_of_line(line: &str) -> Option<&str> {
+    let path = line.splitn(3, ':').nth(2)?;
+    path.starts_with('/').then_some(path)
 }
 
 enum Line {
@@ -129,6 +137,8 @@ fn parse_container(component: &str) -> Option<ContainerId> {
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};
+
+    use proptest::{prelude::*, sample::select};
 
     use super::*;
 
@@ -187,6 +197,162 @@ mod tests {
             "/kubepods/burstable/pod<uid>/<cid>/pod<uid>/other",
         ] {
             is_found(&format!("0::{path}\n"), POD);
+        }
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Owner {
+        Host,
+        PodContainer,
+        OtherContainer,
+        Unknown,
+    }
+
+    fn owner(text: &str) -> Owner {
+        let cgroup = Cgroup::parse(text);
+        match (find_container(text), cgroup.is_host(&[])) {
+            (Some(_), false) => Owner::PodContainer,
+            (None, true) => Owner::Host,
+            (None, false) if cgroup.names_workload() => Owner::OtherContainer,
+            (None, false) => Owner::Unknown,
+            (Some(container), true) => panic!("{text}: {container:?} is a process of the host"),
+        }
+    }
+
+    const OWNERS: &[(Owner, &str)] = &[
+        (Owner::Host, "/"),
+        (Owner::Host, "/init.scope"),
+        (Owner::Host, "/system.slice/containerd.service"),
+        (Owner::Host, "/system.slice/crio.service"),
+        (Owner::Host, "/system.slice/k3s.service"),
+        (
+            Owner::Host,
+            "/system.slice/snap.microk8s.daemon-containerd.service",
+        ),
+        (Owner::Host, "/system.slice/docker-proxy.service"),
+        (Owner::Host, "/system.slice/lvm2-pvscan@8:2.service"),
+        (Owner::Host, "/system.slice/foo.service (deleted)"),
+        (Owner::Host, "/user.slice/user-0.slice/session-1.scope"),
+        (
+            Owner::Host,
+            "/user.slice/user-0.slice/user@0.service/app.slice/vte-spawn-<uid>.scope",
+        ),
+        // Gardener, Bottlerocket, Talos, OpenRC and k3d.
+        (Owner::Host, "/podruntime.slice/containerd.service"),
+        (Owner::Host, "/runtime.slice/containerd.service"),
+        (Owner::Host, "/podruntime/runtime"),
+        (Owner::Host, "/openrc.containerd"),
+        (Owner::Host, "/init"),
+        // The cgroup namespace of an agent's container, also on a node that is a container itself.
+        (Owner::Host, "/../../../.."),
+        (Owner::Host, "/../../../../init.scope"),
+        (Owner::Host, "/../../system.slice/containerd.service"),
+        (Owner::PodContainer, "/kubepods/burstable/pod<uid>/<cid>"),
+        (
+            Owner::PodContainer,
+            "/kubepods/burstable/pod<uid>/<cid>/system.slice/a.service",
+        ),
+        (Owner::PodContainer, "/../../pod<uid>/<cid>"),
+        (
+            Owner::PodContainer,
+            "/kubepods.slice/kubepods-pod<uid_>.slice/crio-<cid>.scope/container",
+        ),
+        (
+            Owner::PodContainer,
+            "/kubepods-besteffort-pod<uid_>.slice:cri-containerd:<cid>",
+        ),
+        (
+            Owner::PodContainer,
+            "/system.slice/containerd.service/kubepods-besteffort-pod<uid_>.slice:cri-containerd:<cid>",
+        ),
+        (
+            Owner::PodContainer,
+            "/system.slice/crio.service/kubepods-besteffort-pod<uid_>.slice:crio:<cid>",
+        ),
+        (Owner::OtherContainer, "/kubepods/burstable/pod<uid>"),
+        (
+            Owner::OtherContainer,
+            "/system.slice/kubepods/burstable/another-name",
+        ),
+        (Owner::OtherContainer, "/docker/<cid>"),
+        (Owner::OtherContainer, "/docker/4d2f0c8e4d2f"),
+        (
+            Owner::OtherContainer,
+            "/docker/<cid>/system.slice/containerd.service",
+        ),
+        (Owner::OtherContainer, "/system.slice/docker-<cid>.scope"),
+        (
+            Owner::OtherContainer,
+            "/system.slice/docker-4d2f0c8e4d2f.scope",
+        ),
+        (
+            Owner::OtherContainer,
+            "/system.slice/docker-<cid>.scope/system.slice/containerd.service",
+        ),
+        (
+            Owner::OtherContainer,
+            "/system.slice/docker.service/docker/4d2f0c8e4d2f",
+        ),
+        (Owner::OtherContainer, "/system.slice/4d2f0c8e4d2f"),
+        (
+            Owner::OtherContainer,
+            "/system.slice/containerd.service/system.slice:docker:<cid>",
+        ),
+        (Owner::OtherContainer, "/../cri-containerd-<cid>.scope"),
+        (
+            Owner::OtherContainer,
+            "/machine.slice/libpod-<cid>.scope/container",
+        ),
+        (
+            Owner::OtherContainer,
+            "/machine.slice/systemd-nspawn@a.service/payload",
+        ),
+        (
+            Owner::OtherContainer,
+            "/system.slice/systemd-nspawn@a.service",
+        ),
+        (
+            Owner::OtherContainer,
+            "/machine.slice/machine-qemu\\x2d1\\x2da.scope",
+        ),
+        (Owner::OtherContainer, "/nomad/a"),
+        (
+            Owner::OtherContainer,
+            "/nomad.slice/share.slice/a.web.scope",
+        ),
+        (Owner::OtherContainer, "/system.slice/buildkit/wkz1v2h7r8k9"),
+        (Owner::OtherContainer, "/buildkit/wkz1v2h7r8k9"),
+        (Owner::OtherContainer, "/lxc/a"),
+        (
+            Owner::OtherContainer,
+            "/user.slice/user-0.slice/session-1.scope/lxc/a",
+        ),
+        (
+            Owner::OtherContainer,
+            "/lxc.payload.a/system.slice/ssh.service",
+        ),
+        (Owner::Unknown, "/containerd"),
+        (Owner::Unknown, "/system.slices/a"),
+        (Owner::Unknown, "/default/admin"),
+        (Owner::Unknown, "/a/system.slice/b.service"),
+        (Owner::Unknown, "relative"),
+    ];
+
+    #[test]
+    fn discovery_and_callers_agree_on_the_owner_of_a_cgroup() {
+        for &(wanted, path) in OWNERS {
+            let text = filled(&format!("0::{path}\n"));
+            assert_eq!(owner(&text), wanted, "{path}");
+            // A hierarchy in which the process stays at the root changes nothing.
+            assert_eq!(owner(&format!("3:cpuset:/\n{text}")), wanted, "{path}");
+        }
+        for text in [
+            "",
+            "nonsense\n",
+            "0::/\nnonsense\n",
+            "4:memory:/a\n0::/init.scope\n",
+        ] {
+            assert_eq!(owner(text), Owner::Unknown, "{text}");
         }
     }
 
@@ -293,11 +459,61 @@ mod tests {
             let line = format!("0::{}", piece.repeat(LENGTH / piece.len()));
             let began = Instant::now();
             let found = find_container(&line);
+            let cgroup = Cgroup::parse(&line);
+            assert!(!cgroup.is_host(&[]) || piece == "/", "{piece}");
+            assert!(cgroup.pod().is_none() || piece.ends_with("abcd"), "{piece}");
             assert!(began.elapsed() < Duration::from_secs(20), "{piece}");
             assert!(
                 found.is_none() || piece.ends_with("abcd"),
                 "{piece}: {found:?}"
             );
+        }
+    }
+
+    fn segment() -> impl Strategy<Value = String> {
+        let pieces = [
+            "system.slice",
+            "user.slice",
+            "init.scope",
+            "..",
+            "kubepods",
+            "kubepods-besteffort-",
+            "pod<uid>",
+            "pod<uid_>",
+            "pod<hash>",
+            ".slice",
+            ":cri-containerd:",
+            ":",
+            "<cid>",
+            "cri-containerd-",
+            "kata_",
+            ".scope",
+            "containerd.service",
+            "4d2f0c",
+            "container",
+        ];
+        prop::collection::vec(select(pieces.to_vec()), 1..6).prop_map(|pieces| pieces.concat())
+    }
+
+    fn line() -> impl Strategy<Value = String> {
+        let path = prop::collection::vec(segment(), 0..5);
+        let hierarchy = select(vec!["0:", "1:name=systemd", "4:memory", "12:cpu,cpuacct"]);
+        (hierarchy, path).prop_map(|(hierarchy, path)| format!("{hierarchy}:/{}", path.join("/")))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_container_of_a_pod_is_never_a_host_process(
+            lines in prop::collection::vec(line(), 1..4),
+        ) {
+            let text = filled(&lines.join("\n"));
+            if find_container(&text).is_some() {
+                let cgroup = Cgroup::parse(&text);
+                prop_assert!(!cgroup.is_host(&[]));
+                prop_assert!(!cgroup.is_host(&["/".parse().unwrap()]));
+            }
         }
     }
 }

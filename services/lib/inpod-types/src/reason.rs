@@ -78,7 +78,7 @@ reasons! {
     /// A field of the request, manifest or configuration is invalid.
     InvalidField = 20, INVALID_ARGUMENT, "INVALID_FIELD", "Correct the named field.";
     /// The caller is not authorized for the class of this call.
-    CallerRefused = 21, PERMISSION_DENIED, "CALLER_REFUSED", "Call from a process on the host or from the service that the RPC names; see the setting peer.";
+    CallerRefused = 21, PERMISSION_DENIED, "CALLER_REFUSED", "Call from a process on the host or from the service that the RPC names; see the settings peer and host_cgroups.";
     /// The source of pods, such as the API server, does not know the pod.
     PodUnknown = 22, NOT_FOUND, "POD_UNKNOWN", "Correct the manifest if the message names one; otherwise wait for the pod to appear, or check that it was not deleted in the meantime.";
     /// A pod of the given name exists, but has another UID.

@@ -6,6 +6,7 @@ fn policy(service: Service) -> Policy {
     Policy {
         uid: nix::unistd::geteuid().as_raw(),
         service,
+        host_cgroups: Vec::new(),
         pidfd_of,
     }
 }
@@ -170,4 +171,43 @@ fn a_misspelt_policy_is_named() {
     assert!("pods".parse::<Setting>().unwrap_err().contains("pods"));
     assert!("cgroup:relative".parse::<Setting>().is_err());
     assert_eq!("cgroup:/a".parse(), Ok(Setting::Cgroup("/a".into())));
+}
+
+#[test]
+fn an_unknown_cgroup_is_refused_and_the_setting_is_named() {
+    let peer = |path: &str| {
+        let cgroup = Cgroup::parse(&format!("0::{path}\n"));
+        Peer {
+            host: cgroup.is_host(&[]),
+            cgroup: Some(cgroup),
+            ..UNKNOWN_PEER
+        }
+    };
+    let refusal = |path: &str, class| {
+        let refused = peer(path).require(class, "/a.Service/Call");
+        refused.unwrap_err().message().to_owned()
+    };
+    let unknown = refusal("/containerd", Class::Cni);
+    assert!(
+        unknown.contains("/containerd") && unknown.contains("host_cgroups"),
+        "{unknown}"
+    );
+    assert!(peer("/system.slice/containerd.service").may_call(Class::Cni));
+    // The setting would be wrong for a container, and does not open the calls of services.
+    let container = format!("/docker/{}", "a".repeat(64));
+    assert!(!refusal(&container, Class::Cni).contains("host_cgroups"));
+    assert!(!refusal("/containerd", Class::Service).contains("host_cgroups"));
+}
+
+#[test]
+fn a_process_in_one_of_host_cgroups_is_a_host_process() {
+    let (left, _right) = UnixStream::pair().unwrap();
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+    let own = own.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let policy = |host_cgroups| Policy {
+        host_cgroups,
+        ..policy(Service::Below("/nowhere".into()))
+    };
+    let declared = policy(own.map(|path| path.parse().unwrap()).collect());
+    assert!(declared.identify(&left).unwrap().may_call(Class::Cni));
 }
