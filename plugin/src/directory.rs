@@ -19,13 +19,13 @@ use nix::{
     unistd::{UnlinkatFlags, unlinkat},
 };
 
-/// An open directory. Its files are opened relative to the descriptor, so that replacing the directory at its path has
+/// An open directory. Its files are opened relative to the descriptor, so that replacing the directory at the same path has
 /// no effect.
 #[derive(Debug)]
 pub(crate) struct Directory(File);
 
 impl Directory {
-    /// Opens the directory at a trusted path, in which symlinks are followed.
+    /// Opens the directory at a trusted path, with symlinks followed.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let directory = open(path, flags, Mode::empty())?;
@@ -38,7 +38,7 @@ impl Directory {
         Self::open(path)
     }
 
-    /// Opens a subdirectory, which is created with mode 0700 if it is missing.
+    /// Opens a subdirectory, and creates a missing subdirectory with mode 0700.
     pub(crate) fn open_or_create_subdirectory(&self, name: &str) -> io::Result<Self> {
         match mkdirat(&self.0, name, Mode::S_IRWXU) {
             Ok(()) | Err(Errno::EEXIST) => {}
@@ -114,7 +114,7 @@ impl Directory {
     }
 }
 
-/// Returns an error that names what is in place of a file or directory, because the texts of the kernel name no remedy.
+/// Returns an error that names the object in place of a file or directory: the kernel's texts name no remedy.
 fn describe_refusal(errno: Errno) -> io::Error {
     if errno == Errno::ELOOP {
         return unsuitable("it is a symlink; remove it");
@@ -178,7 +178,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// A directory outside `stateDir`, to which links lead.
+    /// A directory outside `stateDir`, the target of links.
     pub(crate) struct Foreign(tempfile::TempDir);
 
     impl Foreign {

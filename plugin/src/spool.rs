@@ -82,7 +82,7 @@ impl Entry {
     ///
     /// # Errors
     ///
-    /// Fails if the spool is full, cannot be written, or is no directory, even if it is a symlink to a directory.
+    /// Fails if the spool is full, cannot be written, or is no directory, or is a symlink even to a directory.
     pub fn write(&self, state_dir: &Path) -> Result<(), SpoolError> {
         let dir = state_dir.join(SPOOL_DIR);
         let at = |source| SpoolError::Write {

@@ -233,8 +233,8 @@ impl Socket {
         }
     }
 
-    /// Reads all objects of a type, and returns what `keep` makes of their payloads, so that the memory does not depend
-    /// on the number of the others.
+    /// Reads all objects of a type, and returns the results of `keep` for the payloads. The memory does not depend on
+    /// the number of other objects.
     ///
     /// # Errors
     ///

@@ -164,7 +164,7 @@ pub enum TableFamily {
     Inet,
     Ip,
     Ip6,
-    /// A table for the frames that a bridge forwards.
+    /// A table for frames between ports of a bridge.
     Bridge,
 }
 

@@ -134,7 +134,7 @@ pub struct RequestedSettings {
     pub exclusions: Exclusions,
     /// Connections from before the enrollment continue uncaptured.
     pub keep_existing_connections: bool,
-    /// TCP ports at which the kubelet probes the pod, or `None` if any port may be probed.
+    /// TCP ports for the kubelet's probes, or `None` if any port may be probed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub probe_ports: Option<BTreeSet<NonZeroU16>>,
 }
@@ -179,7 +179,7 @@ impl Requested {
         }
     }
 
-    /// Narrows the ports at which the kubelet may probe to those of the pod's manifest.
+    /// Narrows the kubelet's probes to the ports of the pod's manifest.
     pub fn with_probe_ports(mut self, ports: Option<BTreeSet<NonZeroU16>>) -> Self {
         self.settings.probe_ports = ports;
         self

@@ -26,7 +26,7 @@ pub fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     read(&stored_file(path, OFlag::empty())?, limit)
 }
 
-/// Reads a file as [`read_bounded`] does, and also files of procfs and sysfs. The read of a file such as `/proc/kmsg`
+/// Reads a file like [`read_bounded`], and also files of procfs and sysfs. The read of a file such as `/proc/kmsg`
 /// blocks, so the caller must choose the file.
 ///
 /// # Errors

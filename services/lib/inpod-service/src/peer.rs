@@ -50,7 +50,7 @@ impl FromStr for Setting {
 pub struct Policy {
     uid: u32,
     service: Service,
-    /// The cgroups of host processes in addition to those with known names.
+    /// The cgroups of host processes in addition to the known names.
     host_cgroups: Vec<HostCgroup>,
     /// Asks the kernel for the pidfd of a peer; replaced in tests.
     pidfd_of: fn(BorrowedFd<'_>) -> nix::Result<OwnedFd>,

@@ -1,5 +1,6 @@
-//! Finds a process's pod and container in its cgroup file, and decides whether the process is the host's, proc(5) (services/docs/facts/istio-ambient.md, 5.2). The
-//! parser is hand-written for linear time, because a container that may create cgroups chooses part of the text.
+//! Finds the pod and container in a process's cgroup file, and decides whether the process is the host's, proc(5)
+//! (services/docs/facts/istio-ambient.md, 5.2). The parser is hand-written for linear time, because a container with
+//! the right to create cgroups chooses part of the text.
 
 mod paths;
 

@@ -40,7 +40,7 @@ impl KernelError {
         Self::new(act, nix::Error::ETIMEDOUT)
     }
 
-    /// Creates the error for a dump that is not kept.
+    /// Creates the error for an oversized dump.
     pub(crate) fn too_large(act: &str, bytes: usize) -> Self {
         let bound = MAX_DUMP_BYTES >> 20;
         let problem = format!(

@@ -74,7 +74,7 @@ impl Socket {
         Ok(header.ifi_flags & UP != 0)
     }
 
-    /// Reads the routes of a family, and returns what `keep` makes of them.
+    /// Reads the routes of a family, and returns the results of `keep`.
     pub(crate) fn routes<T>(
         &mut self,
         act: &str,
@@ -92,7 +92,7 @@ impl Socket {
         })
     }
 
-    /// Reads the ip rules of a family, and returns what `keep` makes of them.
+    /// Reads the ip rules of a family, and returns the results of `keep`.
     pub(crate) fn rules<T>(
         &mut self,
         act: &str,

@@ -36,7 +36,7 @@ fn of_family(nfgen_family: u8) -> Nfgenmsg {
     }
 }
 
-/// Returns the family of a table that sees IP packets, and `None` for bridge, arp and netdev.
+/// Returns the family of a table for IP packets, and `None` for bridge, arp and netdev.
 pub(super) fn family_of(header: &Nfgenmsg) -> Option<TableFamily> {
     let families = [TableFamily::Inet, TableFamily::Ip, TableFamily::Ip6];
     let mut families = families.into_iter();

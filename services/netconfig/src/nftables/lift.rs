@@ -57,7 +57,7 @@ fn in_set(ops: &[Op]) -> Lifted<'_> {
     is_destination.then(|| (Expr::DestinationIn(family, set.clone()), rest))
 }
 
-/// Lifts a match of what a bridged frame carries.
+/// Lifts a match of the content of a bridged frame.
 fn frame(ops: &[Op]) -> Lifted<'_> {
     let ([Op::Meta(Meta::EtherType), Op::Cmp { equal: true, data }], rest) =
         ops.split_first_chunk()?

@@ -137,8 +137,8 @@ pub(crate) fn protocol_family(family: Family) -> u8 {
     }
 }
 
-/// Compares the type of what a frame carries after its first VLAN tag, which the kernel removes on arrival
-/// (skb_vlan_untag in net/core/skbuff.c).
+/// Compares the EtherType behind the first VLAN tag: the kernel removes the tag on arrival (skb_vlan_untag in
+/// net/core/skbuff.c).
 fn ether_type(number: u16) -> Vec<Op> {
     vec![Op::Meta(Meta::EtherType), is(number.to_be_bytes())]
 }

@@ -20,7 +20,7 @@ pub(crate) struct ObservedTable {
     pub(crate) comment: Option<String>,
     /// The number of sets and other objects; inpod's tables have none.
     pub(crate) unknown_objects: u32,
-    /// The number of rules if they are so many or so large that inpod reads none of them.
+    /// The number of rules if inpod reads none, because the rules are too many or too large.
     pub(crate) unread_rules: Option<u32>,
 }
 

@@ -22,7 +22,7 @@ use crate::{
     rules::{Base, Chain, Policy, Rule, Table, TableFamily, ambient::TABLES},
 };
 
-/// The maximum of rules in a table that is read: more than any redirection has.
+/// The maximum of rules in a table to read: more than any redirection has.
 pub(crate) const MAX_RULES: u32 = 4096;
 
 const IPTABLES_FAMILIES: [TableFamily; 2] = [TableFamily::Ip, TableFamily::Ip6];
@@ -353,7 +353,7 @@ fn base(attributes: &IterableChainAttrs<'_>) -> Option<Base> {
 }
 
 /// Requests the rules of all tables at once if all are inpod's, because a request costs more than reading a table.
-/// Otherwise the size of the answer would depend on the others. A table that is too large to be inpod's is not read.
+/// Otherwise the size of the answer would depend on the others. A table too large to be inpod's is not read.
 fn read_rules(
     socket: &mut Socket,
     tables: &mut [ObservedTable],

@@ -50,8 +50,8 @@ pub(crate) fn set_of(family: Family) -> AddressSet {
     }
 }
 
-/// Packets of the sender to addresses in a set get the probe source address, and whatever arrives from that address is
-/// dropped: packets of the node itself only leave, so another pod has forged the address.
+/// Packets of the sender to addresses in a set get the probe source address. Arriving packets from the probe source
+/// address are dropped: packets of the node itself only leave, so another pod has forged the address.
 pub(crate) fn table(sender: &Expr, settings: &ProbeSettings) -> Table {
     let mark = |family| {
         Rule(vec![
@@ -76,8 +76,8 @@ pub(crate) fn table(sender: &Expr, settings: &ProbeSettings) -> Table {
     )
 }
 
-/// Drops the same frames between two ports of a bridge, which the rules for packets do not see. Below a tag of VLAN 0
-/// the kernel of a pod unpacks any number of tags, while these rules see only the first, so two tags are dropped.
+/// Drops the same packets between two ports of a bridge, hidden from the rules for packets. Below a tag of VLAN 0 the
+/// kernel of a pod unpacks any number of tags, while rules see only the first tag, so two tags are dropped.
 pub(crate) fn bridge_table(settings: &ProbeSettings) -> Table {
     let forged = Family::ALL.map(|family| Expr::FrameFrom(settings.source(family)));
     let hidden = VLAN_TAGS.map(Expr::FrameTagged);

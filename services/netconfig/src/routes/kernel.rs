@@ -422,11 +422,11 @@ fn is_route(
         && attributes.get_gateway().is_err()
 }
 
-/// An ip rule that concerns the redirection.
+/// An ip rule relevant to the redirection.
 enum SeenRule {
-    /// A rule like inpod's, with its protocol.
+    /// A rule like inpod's, and the protocol.
     Ours(Recipient, u8),
-    /// A rule of Istio's sidecar installer, with its priority.
+    /// A rule of Istio's sidecar installer, and the priority.
     Incumbents(u32),
     BeforeMain((u32, Mark)),
 }

@@ -21,7 +21,7 @@ pub struct Ambient {
     pub keep_existing_connections: bool,
     /// Source addresses of the kubelet's probes on this node, at most one per family, which rules do not capture.
     pub probe_sources: Vec<IpAddr>,
-    /// TCP ports of the pod at which the kubelet probes, or `None` if any port may be probed.
+    /// TCP ports of the pod for the kubelet's probes, or `None` if any port may be probed.
     pub probe_ports: Option<Vec<NonZeroU16>>,
 }
 

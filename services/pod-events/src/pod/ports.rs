@@ -1,4 +1,4 @@
-//! The ports that a pod's containers declare, and those at which the kubelet calls them.
+//! The declared ports of a pod's containers, and the ports of the kubelet's probes.
 
 use std::{collections::BTreeSet, num::NonZeroU16};
 
@@ -41,7 +41,7 @@ fn parse_port(port: &k8s::ContainerPort) -> Option<DeclaredPort> {
 /// The maximum of probed ports, because each takes two rules in the pod.
 const MAX_PROBED: usize = 16;
 
-/// Returns the TCP ports of probes and of lifecycle hooks, which the kubelet calls alike, or `None` if there are too many.
+/// Returns the TCP ports of probes and lifecycle hooks, both called by the kubelet, or `None` if there are too many.
 pub(super) fn probed(spec: &k8s::PodSpec) -> Option<BTreeSet<NonZeroU16>> {
     let inits = spec.init_containers.iter().flatten();
     let containers = spec.containers.iter().chain(inits);
@@ -76,7 +76,7 @@ fn ports_of_probes(container: &k8s::Container) -> impl Iterator<Item = NonZeroU1
     of_probes.chain(of_hooks)
 }
 
-/// Returns the number of a port, which may have a name of the container's or be a number in text
+/// Returns the number of a port with a name of the container's or a number in text
 /// (ResolveContainerPort in pkg/probe/util.go of Kubernetes).
 fn resolve(container: &k8s::Container, port: &IntOrString) -> Option<NonZeroU16> {
     match port {

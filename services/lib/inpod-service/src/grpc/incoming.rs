@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// The time in which a new connection must send the preface of HTTP/2 or a request of HTTP/1.1. hyper waits for the
-/// preface without a deadline, and sends keepalive pings only after it.
+/// preface without a deadline, and sends keepalive pings only afterwards.
 pub(super) const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Accepts the connections of identified peers.
@@ -149,7 +149,7 @@ pub(super) struct Connection {
     peer: Peer,
     /// The order to close the connection. `None` if the server accepts no further connections.
     close_order: Option<oneshot::Receiver<()>>,
-    /// `None` after the server's first write, which shows that the server has received the preface or a request.
+    /// `None` after the server's first write, by then the server has received the preface or a request.
     preface_deadline: Option<Pin<Box<Sleep>>>,
     is_closed: bool,
 }

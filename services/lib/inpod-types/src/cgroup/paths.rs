@@ -56,7 +56,7 @@ const ID_DIGITS: usize = 64;
 /// Stands for the path of a malformed line. The path of a valid line begins with a slash.
 const MALFORMED: &str = "(malformed)";
 
-/// A cgroup that the operator declares to be the host's, because it has none of the known names.
+/// A cgroup that the operator declares to be the host's for lack of a known name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostCgroup(String);
 
@@ -72,7 +72,7 @@ impl FromStr for HostCgroup {
     }
 }
 
-/// The paths in `/proc/<pid>/cgroup`, as seen from the cgroup namespace of this process.
+/// The paths in `/proc/<pid>/cgroup`, as seen from the own cgroup namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup(Vec<String>);
 
@@ -90,8 +90,8 @@ impl Cgroup {
         Self(paths)
     }
 
-    /// Returns whether every hierarchy names a cgroup that is known to be the host's. Further cgroups are those that
-    /// the operator declares. A cgroup with an unknown name may be that of a container.
+    /// Returns whether every hierarchy names a known cgroup of the host. The operator declares further cgroups. A cgroup
+    /// with an unknown name may belong to a container.
     pub fn is_host(&self, further: &[HostCgroup]) -> bool {
         let is_declared = |path: &str| further.iter().any(|root| is_declared_host(path, root));
         let is_host = |path: &String| is_known_host(path) || is_declared(path);
@@ -144,7 +144,7 @@ fn is_absolute(path: &str) -> bool {
     path.is_empty() || path.starts_with('/')
 }
 
-/// Returns the names in a path after the `..` by which the path leaves the cgroup namespace of this process.
+/// Returns the names in a path after the `..` that leave the own cgroup namespace.
 fn names(path: &str) -> impl Iterator<Item = &str> {
     let names = path.split('/').skip(usize::from(is_absolute(path)));
     names.skip_while(|name| *name == "..")
@@ -184,7 +184,7 @@ fn pod_of(path: &str) -> Option<String> {
 }
 
 /// Returns a sibling's path in the form of runc. crun runs a container, and begins its cgroup namespace, in a cgroup
-/// `container` below the container's own cgroup, so siblings are one level further away and end with this name.
+/// `container` below the container's own cgroup, so siblings are a level further away and end with `/container`.
 fn without_crun(path: &str) -> &str {
     let sibling = path
         .strip_prefix("/..")
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!(of(&nested, &node), Some(format!("{node}/kubelet{pod}")));
     }
 
-    /// Containers of all pods are siblings there, so that the parent does not stand for a pod.
+    /// Containers of all pods are siblings there: the parent stands for no pod.
     #[test]
     fn a_slice_with_prefix_and_id_names_the_pod() {
         let path = |letter: &str| {
