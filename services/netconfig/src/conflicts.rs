@@ -7,6 +7,7 @@ mod chains;
 mod drops;
 mod environment;
 mod listeners;
+mod marks;
 
 use std::net::IpAddr;
 
@@ -59,6 +60,10 @@ pub enum Kind {
     ListenerMissing,
     /// An application listens on a port of ztunnel.
     ListenerTaken,
+    /// Connections of the pod carry ztunnel's mark.
+    MarkedConnection,
+    /// Gives packets of the pod ztunnel's mark.
+    MarkingChain,
 }
 
 /// The pod whose netns is searched for conflicts.
@@ -118,6 +123,9 @@ pub(crate) fn find_conflicts_of(
     let outlines = nftables.read_outlines()?;
     let dropped = drops::find_dropped(&mut nftables, &outlines, &ports)?;
     found.extend(chains::findings(&outlines, &dropped));
+    if !ports.is_empty() {
+        found.extend(marks::findings(&mut nftables, &outlines)?);
+    }
     found.extend(uses_legacy_nat.then(legacy_nat));
     found.truncate(MAX_FINDINGS);
     Ok(found)

@@ -20,9 +20,13 @@ pub(crate) use process::{
 };
 pub use process::{Process, processes};
 
-use std::{collections::BTreeSet, io};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
 
 use inpod_linux::{EnterError, Netns};
+use inpod_types::cgroup::PodKey;
 
 use crate::netlink::KernelError;
 
@@ -91,6 +95,25 @@ pub fn sockets(netns: &Netns, proxies: &Proxies) -> Result<Sockets, InspectError
         captured_flows: flows::captured(&sockets),
         direct_flows: flows::direct(&sockets, proxies),
     })
+}
+
+/// Finds the pod's processes with connections that carry ztunnel's mark, and so bypass ztunnel, and counts the
+/// connections. `ztunnels` are the cgroups of ztunnel's listeners. Connections without a holder in the pod belong to
+/// another ztunnel, which drains.
+pub(crate) fn marked_connections(
+    netns: &Netns,
+    pod: Option<PodKey>,
+    ztunnels: &BTreeSet<u64>,
+) -> Result<BTreeMap<Process, usize>, InspectError> {
+    let marked = flows::marked_by_others(diag::marked_connections(netns)?, ztunnels);
+    let inodes: BTreeSet<_> = marked.iter().map(|socket| socket.inode).collect();
+    let mut found = BTreeMap::new();
+    if !inodes.is_empty() {
+        for process in socket_holders(netns, pod, &inodes)?.into_values() {
+            *found.entry(process).or_default() += 1;
+        }
+    }
+    Ok(found)
 }
 
 /// Counts only [`Sockets::captured_flows`] of a netns.

@@ -13,7 +13,7 @@ mod read;
 mod script;
 mod sets;
 
-pub(crate) use decode::ESTABLISHED_MATCH;
+pub(crate) use decode::{ESTABLISHED_MATCH, MARK_TARGET};
 pub(crate) use leftovers::Author;
 pub(crate) use lower::{SYN as TCP_SYN, destination_of, ether_type_of, protocol_family};
 pub(crate) use observed::{Change, NewTable, Observed, ObservedTable};

@@ -433,6 +433,45 @@ fn a_drop_policy_that_stops_redirected_connections_is_a_failure() {
     ask(&pod.netns, to).unwrap();
 }
 
+#[test]
+fn a_rule_of_the_pod_with_ztunnels_mark_is_a_failure() {
+    let node = checked_each_second();
+    let pod = node.pod(Spec::new("web").ambient()).unwrap();
+    let server = node.pod(Spec::new("server")).unwrap();
+    let _app = App::start(&server.netns, PORT).unwrap();
+    let to = SocketAddr::new(server.v4.into(), PORT);
+    let captured = || {
+        let all = node.accesses().unwrap().into_iter();
+        all.filter(|it| it.event == "accepted").count()
+    };
+    ask(&pod.netns, to).unwrap();
+    let before = captured();
+    assert!(before > 0);
+    let mark = |verb: &str| {
+        let rule = [
+            "-t",
+            "mangle",
+            verb,
+            "OUTPUT",
+            "-j",
+            "MARK",
+            "--set-mark",
+            "0x539",
+        ];
+        pod.exec(&[&["iptables-nft"][..], &rule].concat()).unwrap();
+    };
+    mark("-A");
+    let message = wait_for_failure(&node, &pod, Some(Reason::TrafficBypassed));
+    let named = "Chain OUTPUT of table ip mangle gives packets ztunnel's mark: their connections bypass ztunnel.";
+    assert_eq!(message, named);
+    ask(&pod.netns, to).unwrap();
+    assert_eq!(captured(), before, "the connection bypassed ztunnel");
+    mark("-D");
+    wait_for_failure(&node, &pod, None);
+    ask(&pod.netns, to).unwrap();
+    assert!(captured() > before);
+}
+
 // scenario: 7
 #[test]
 fn a_listener_that_is_lost_is_restored_while_its_ztunnel_goes_on() {

@@ -182,6 +182,8 @@ reasons! {
     LegacyRules = 71, FAILED_PRECONDITION, "LEGACY_RULES", "Restart the pod; until then it stays in the mesh as the other agent left it.";
     /// The network namespace holds more tables, chains or rules of other programs than netconfig reads.
     RulesUnreadable = 72, FAILED_PRECONDITION, "RULES_UNREADABLE", "Remove what fills the pod's network namespace: a process of the pod with the capability NET_ADMIN made more tables, chains or rules than netconfig reads.";
+    /// A process or rule of the pod uses ztunnel's mark, so that connections bypass ztunnel.
+    TrafficBypassed = 73, FAILED_PRECONDITION, "TRAFFIC_BYPASSED", "Take the capabilities NET_RAW and NET_ADMIN from the process that the message names, or make the rule that it names use a mark outside of 0xfff.";
 }
 
 impl fmt::Display for Reason {

@@ -38,6 +38,11 @@ pub(super) fn findings(tables: &[TableOutline], dropped: &[DroppedTraffic]) -> V
     found
 }
 
+/// Returns whether the table belongs neither to inpod nor to Istio's node agent.
+pub(super) fn is_foreign(table: &TableOutline) -> bool {
+    !is_ours(table) && !is_incumbents(table)
+}
+
 fn is_ours(table: &TableOutline) -> bool {
     if table.family == TableFamily::Inet {
         return OUR_TABLES.contains(&table.name.as_str());
@@ -142,6 +147,6 @@ fn finding(
     }
 }
 
-fn table_name(table: &TableOutline) -> String {
+pub(super) fn table_name(table: &TableOutline) -> String {
     format!("table {} {}", table.family, printable(&table.name))
 }

@@ -87,7 +87,41 @@ pub(super) fn findings(
     let listeners = inspect::listeners(netns)?;
     let holders = find_holders(netns, pod, &needed, &listeners, verified)?;
     let faults = judge(&needed, &listeners, &holders).into_iter();
-    Ok(faults.map(|fault| describe(&fault)).collect())
+    let mut found: Vec<_> = faults.map(|fault| describe(&fault)).collect();
+    let ztunnels = cgroups_of_ztunnel(&needed, &listeners, &holders);
+    if !ztunnels.is_empty() {
+        let marked = inspect::marked_connections(netns, pod, &ztunnels)?;
+        found.extend(marked.iter().map(describe_marked));
+    }
+    Ok(found)
+}
+
+/// Returns the cgroups of the processes that opened ztunnel's listeners.
+fn cgroups_of_ztunnel(
+    needed: &BTreeSet<Port>,
+    listeners: &[Listener],
+    holders: &BTreeMap<u32, Process>,
+) -> BTreeSet<u64> {
+    let is_ztunnels = |it: &&Listener| {
+        let is_needed = needed.contains(&Port(it.protocol, it.port));
+        is_needed && is_marked(it) && !holders.contains_key(&it.inode)
+    };
+    let listeners = listeners.iter().filter(is_ztunnels);
+    listeners.filter_map(|it| it.cgroup).collect()
+}
+
+fn describe_marked((process, connections): (&Process, &usize)) -> Finding {
+    let (command, pid) = (printable(&process.command), process.pid);
+    let bypass = if *connections == 1 {
+        "connection carries ztunnel's mark and bypasses"
+    } else {
+        "connections carry ztunnel's mark and bypass"
+    };
+    Finding {
+        kind: Kind::MarkedConnection,
+        subject: format!("mark {FROM_ZTUNNEL}"),
+        sentence: format!("{connections} {bypass} ztunnel: {command} (pid {pid}) set the mark."),
+    }
 }
 
 /// Checks that ztunnel alone listens where the redirection leads. Searches no processes: the application of a pod that
@@ -227,6 +261,7 @@ mod tests {
             mark: Some(mark),
             inode,
             cookie: inode.into(),
+            cgroup: None,
         }
     }
 

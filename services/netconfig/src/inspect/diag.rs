@@ -10,7 +10,7 @@ use netlink_bindings::{
 };
 use nix::sys::socket::SockProtocol;
 
-use super::tcp;
+use super::{flows, tcp};
 use crate::{
     inspect::InspectError,
     netlink::{KernelError, Socket},
@@ -37,6 +37,9 @@ const OPTIONS: u16 = 22;
 /// Bits of the first byte of struct inet_diag_sockopt.
 const FREEBIND: u8 = bit_field(2);
 const TRANSPARENT: u8 = bit_field(5);
+
+/// INET_DIAG_CGROUP_ID: the identifier of a cgroup in the hierarchy of version 2, since Linux 5.8.
+const CGROUP: u16 = 21;
 
 /// Returns the mask of a bit field, which counts from the lowest bit on little-endian machines and from the highest
 /// on others.
@@ -119,6 +122,20 @@ fn end(family: u8, address: [u8; 16], port: u16) -> SocketAddr {
     SocketAddr::new(address.to_canonical(), port)
 }
 
+/// Returns the connections with ztunnel's mark.
+pub(super) fn marked_connections(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
+    let marked = |message: &Msg, attributes: &IterableReplyAttrs<'_>| {
+        Some(tcp_socket(message, attributes)).filter(flows::is_marked)
+    };
+    let found = dump(netns, TCP, &OPEN_STATES, marked)?;
+    Ok(found.into_iter().flatten().collect())
+}
+
+pub(super) fn cgroup(attributes: &IterableReplyAttrs<'_>) -> Option<u64> {
+    let id = find_attr(attributes.get_buf(), CGROUP)?;
+    id.try_into().ok().map(u64::from_ne_bytes)
+}
+
 fn tcp_socket(message: &Msg, attributes: &IterableReplyAttrs<'_>) -> tcp::Socket {
     tcp::Socket {
         local: local(message),
@@ -133,6 +150,8 @@ fn tcp_socket(message: &Msg, attributes: &IterableReplyAttrs<'_>) -> tcp::Socket
         mark: attributes.get_mark().ok(),
         user: message.uid,
         is_transparent: is_transparent(attributes),
+        inode: message.inode,
+        cgroup: cgroup(attributes),
     }
 }
 
@@ -167,6 +186,8 @@ mod tests {
             mark: None,
             user: 1337,
             is_transparent: false,
+            inode: 0,
+            cgroup: None,
         };
         assert_eq!(of(message.as_slice()), wanted);
         assert_eq!(of(&message.as_slice()[..8]).state, tcp::State::Other);

@@ -47,10 +47,24 @@ pub(super) fn bypasses_proxy(socket: &Socket, proxies: &Proxies) -> bool {
     !is_loopback(socket) && !is_ztunnels(socket) && !proxies.own(socket) && !socket.is_transparent
 }
 
-/// Returns whether the socket belongs to ztunnel or a sidecar's proxy, judging by properties that no application
-/// can set. Excludes translated connections, which conntrack identifies.
+/// Returns whether the socket seems to belong to ztunnel or a sidecar's proxy, judging by properties that take NET_RAW
+/// or the proxy's user. Excludes translated connections, which conntrack identifies.
 pub(super) fn is_proxied(socket: &Socket, proxies: &Proxies) -> bool {
     is_marked(socket) || proxies.own(socket) || socket.is_transparent
+}
+
+/// Returns the connections with hosts outside of the pod that have ztunnel's mark, but none of ztunnel's cgroups. On a
+/// kernel without cgroups of version 2, no connection is returned.
+pub(super) fn marked_by_others(sockets: Vec<Socket>, ztunnels: &BTreeSet<u64>) -> Vec<Socket> {
+    let ends: Ends = sockets
+        .iter()
+        .map(|socket| (socket.local, socket.remote))
+        .collect();
+    let is_others = |socket: &Socket| {
+        let is_foreign = socket.cgroup.is_some_and(|id| !ztunnels.contains(&id));
+        is_foreign && !is_loopback(socket) && !is_between(socket, &ends)
+    };
+    sockets.into_iter().filter(is_others).collect()
 }
 
 fn established(sockets: &[Socket]) -> impl Iterator<Item = &Socket> {
@@ -91,7 +105,7 @@ fn is_ztunnels(socket: &Socket) -> bool {
     ZTUNNEL_PORTS.contains(&port) || port == ZTUNNEL_DNS_PORT || is_marked(socket)
 }
 
-fn is_marked(socket: &Socket) -> bool {
+pub(super) fn is_marked(socket: &Socket) -> bool {
     let is_ztunnels = |mark| mark & FROM_ZTUNNEL.mask() == FROM_ZTUNNEL.value();
     socket.mark.is_some_and(is_ztunnels)
 }
@@ -120,6 +134,8 @@ mod tests {
             mark: Some(0),
             user: 0,
             is_transparent: false,
+            inode: 0,
+            cgroup: None,
         }
     }
 

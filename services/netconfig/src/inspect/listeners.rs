@@ -34,6 +34,8 @@ pub struct Listener {
     pub inode: u32,
     /// The kernel's identifier of the socket, never reused.
     pub cookie: u64,
+    /// The identifier of the opening process's cgroup of version 2, if the kernel reports cgroups.
+    pub cgroup: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,5 +98,6 @@ fn listener(protocol: Protocol, message: &Msg, attributes: &IterableReplyAttrs<'
         mark: attributes.get_mark().ok(),
         inode: message.inode,
         cookie: u64::from_ne_bytes(message.sockid.cookie),
+        cgroup: diag::cgroup(attributes),
     }
 }

@@ -13,6 +13,10 @@ pub(super) struct Socket {
     /// True if the socket accepts connections to foreign addresses, or its listener did: IP_TRANSPARENT without
     /// IP_FREEBIND (ip(7)), since a socket connecting from a foreign address has IP_FREEBIND.
     pub(super) is_transparent: bool,
+    /// The number of the socket's inode, 0 without a descriptor.
+    pub(super) inode: u32,
+    /// The identifier of the opening process's cgroup of version 2, if the kernel reports cgroups.
+    pub(super) cgroup: Option<u64>,
 }
 
 /// Socket states of linux/tcp_states.h.

@@ -21,11 +21,16 @@ use super::{
     lower::protocol_family,
     op::{Base, Ct, Meta, Numbered as _, Op},
 };
-use crate::{family::Family, rules::Transport};
+use crate::{family::Family, marks::FROM_ZTUNNEL, rules::Transport};
 
 /// The name of [`Op::Unknown`] for a match of packets of known connections only.
 pub(crate) const ESTABLISHED_MATCH: &str = "match of known connections";
 
+/// The name of [`Op::Unknown`] for iptables' target MARK with ztunnel's mark.
+pub(crate) const MARK_TARGET: &str = "target that sets ztunnel's mark";
+
+const TARGET_NAME: u16 = 1; // NFTA_TARGET_NAME
+const TARGET_INFO: u16 = 3; // NFTA_TARGET_INFO
 const MATCH_NAME: u16 = 1; // NFTA_MATCH_NAME
 const MATCH_INFO: u16 = 3; // NFTA_MATCH_INFO
 /// The offsets of match_flags, invert_flags and state_mask in struct xt_conntrack_mtinfo3.
@@ -60,6 +65,9 @@ fn name(expr: &IterableExprAttrs<'_>) -> String {
         Ok(name) if name == "match" && matches_only_established(expr) == Some(true) => {
             ESTABLISHED_MATCH.to_owned()
         }
+        Ok(name) if name == "target" && sets_ztunnels_mark(expr) == Some(true) => {
+            MARK_TARGET.to_owned()
+        }
         Ok(name) => name,
         Err(_) => "unnamed".to_owned(),
     }
@@ -82,6 +90,17 @@ fn matches_only_established(expr: &IterableExprAttrs<'_>) -> Option<bool> {
             && inverted? == 0
             && states? & CONNTRACK_NEW == 0,
     )
+}
+
+/// Returns whether a target of iptables gives packets ztunnel's mark (struct xt_mark_tginfo2 of
+/// linux/netfilter/xt_mark.h, which begins with the mark).
+fn sets_ztunnels_mark(expr: &IterableExprAttrs<'_>) -> Option<bool> {
+    let data = find_attr(expr.get_buf(), EXPR_DATA)?;
+    let name = CStr::from_bytes_until_nul(find_attr(data, TARGET_NAME)?).ok()?;
+    let mark = find_attr(data, TARGET_INFO)?.first_chunk()?;
+    let mark = u32::from_ne_bytes(*mark) & FROM_ZTUNNEL.mask();
+    let names = [c"MARK", c"CONNMARK"];
+    Some(names.contains(&name) && mark == FROM_ZTUNNEL.value())
 }
 
 fn known(expr: &IterableExprAttrs<'_>) -> Option<Op> {

@@ -83,6 +83,7 @@ pub(super) fn describe_listener(listener: &inspect::Listener) -> v1::Listener {
         mark: _,
         inode: _,
         cookie: _,
+        cgroup: _,
     } = *listener;
     let protocol = match protocol {
         inspect::Protocol::Tcp => v1::Protocol::Tcp,
@@ -117,6 +118,8 @@ pub(super) fn describe_finding(finding: conflicts::Finding) -> v1::Finding {
         Kind::LegacyNat => FindingKind::LegacyNat,
         Kind::ListenerMissing => FindingKind::ListenerMissing,
         Kind::ListenerTaken => FindingKind::ListenerTaken,
+        Kind::MarkedConnection => FindingKind::MarkedConnection,
+        Kind::MarkingChain => FindingKind::MarkingChain,
     };
     v1::Finding {
         kind: kind.into(),

@@ -4,6 +4,7 @@ mod around;
 mod chains;
 mod flows;
 mod listeners;
+mod marked;
 
 use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},

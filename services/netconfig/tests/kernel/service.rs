@@ -1,6 +1,6 @@
 //! The service as a process: every call, on real network namespaces. Needs root.
 
-mod cgroups;
+pub(crate) mod cgroups;
 mod claims;
 mod crowded;
 mod discover;

@@ -202,3 +202,44 @@ fn rules_of_istios_node_agent_are_found_once_per_table() {
     capture(&pod);
     is_clean(&pod);
 }
+
+#[test]
+fn a_chain_that_gives_packets_ztunnels_mark_is_found() {
+    let (pod, server) = pod();
+    let (outbound, app) = (listen(&pod, 15001), listen(&server, 8080));
+    let goes_to = |wanted: &TcpListener| {
+        let stream = dial(&pod, None, 0, address(SERVER, 8080)).unwrap();
+        arrives(wanted, &stream)
+    };
+    assert!(goes_to(&outbound));
+    pod.nft("add table inet theirs");
+    pod.nft("add chain inet theirs out { type filter hook output priority -200; }");
+    pod.nft("add chain inet theirs marks");
+    pod.nft("add rule inet theirs out meta mark set 0x111539");
+    let bypasses = "gives packets ztunnel's mark: their connections bypass ztunnel";
+    let is_marking = |chain: &str| is_found(&pod, Kind::MarkingChain, chain, bypasses);
+    is_marking("table inet theirs, chain out");
+    assert!(goes_to(&app));
+    for (rule, is_ztunnels) in [
+        ("tcp dport 8080 meta mark set meta mark or 0x539", true),
+        ("meta mark set meta mark and 0xfffff000 or 0x539", true),
+        ("ct mark set 0x539", true),
+        ("meta mark set 0x538", false),
+        ("meta mark 0x539 accept", false),
+    ] {
+        pod.nft("flush chain inet theirs out");
+        pod.nft("add rule inet theirs out jump marks");
+        pod.nft("flush chain inet theirs marks");
+        pod.nft(&format!("add rule inet theirs marks {rule}"));
+        if is_ztunnels {
+            is_marking("table inet theirs, chain marks");
+        } else {
+            is_clean(&pod);
+        }
+    }
+    pod.nft("delete table inet theirs");
+    iptables(&pod, "-t mangle -A OUTPUT -j MARK --set-mark 0x1");
+    is_clean(&pod);
+    iptables(&pod, "-t mangle -A OUTPUT -j MARK --set-mark 0x539");
+    is_marking("table ip mangle, chain OUTPUT");
+}

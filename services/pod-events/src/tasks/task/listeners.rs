@@ -154,6 +154,8 @@ struct Obstacles {
     lost: Vec<String>,
     /// Other conditions that stop connections.
     stopped: Vec<String>,
+    /// Uses of ztunnel's mark by the pod.
+    bypassed: Vec<String>,
 }
 
 impl Obstacles {
@@ -167,6 +169,11 @@ impl Obstacles {
                 obstacles.lost.push(finding.sentence);
             } else if finding.blocks {
                 obstacles.stopped.push(finding.sentence);
+            } else if matches!(
+                kind,
+                FindingKind::MarkedConnection | FindingKind::MarkingChain
+            ) {
+                obstacles.bypassed.push(finding.sentence);
             }
         }
         obstacles
@@ -182,6 +189,7 @@ impl Obstacles {
             (Reason::ListenerTaken, self.taken),
             (Reason::ListenerLost, self.lost),
             (Reason::TrafficBlocked, self.stopped),
+            (Reason::TrafficBypassed, self.bypassed),
         ]
         .into_iter()
         .find(|(_, sentences)| !sentences.is_empty())?;
