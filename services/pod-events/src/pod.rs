@@ -1,5 +1,6 @@
 //! Pods and namespaces, reduced to the fields used.
 
+mod capabilities;
 mod ports;
 
 use std::{
@@ -18,6 +19,7 @@ use crate::{
     redirection::{Permissions, Requested},
 };
 
+pub use capabilities::Marker;
 pub use ports::{DeclaredPort, Protocol};
 
 /// The namespace and name of a pod. Several pods may have the same key one after the other.
@@ -42,6 +44,8 @@ pub struct Pod {
     pub runtime_uid: Option<PodUid>,
     pub requested: Requested,
     pub ports: Vec<DeclaredPort>,
+    /// The containers with the rights to set marks.
+    pub markers: Vec<Marker>,
     /// The addresses in the pod's status. A pod with addresses has a network.
     pub addresses: Vec<IpAddr>,
     /// The annotation `ambient.istio.io/redirection`, from any writer.
@@ -194,6 +198,7 @@ impl TryFrom<k8s::Pod> for Pod {
             requested: Requested::from_annotations(meta.annotations.as_ref())
                 .with_probe_ports(ports::probed(&spec)),
             ports: ports::declared(&spec),
+            markers: capabilities::markers(&spec),
             addresses: addresses(&status),
             redirection: annotation(keys::REDIRECTION).map(str::to_owned),
             is_ready: is_ready(&status),

@@ -6,6 +6,7 @@ use inpod_types::{Enrollment, keys};
 use super::PodInfo;
 use crate::{
     checkpoint::{Intent, Record},
+    pod::Marker,
     redirection::Redirection,
 };
 
@@ -33,9 +34,31 @@ pub(super) fn sentences(known: &PodInfo, rules: Option<&RulesReport>) -> Vec<Str
         // netconfig counts the flows that bypass ztunnel.
         (record.intent.has_effects() && !record.uses_sidecar() && flows > 0)
             .then(|| direct_flows(flows)),
+        (in_place && !record.uses_sidecar())
+            .then(|| known.shown().and_then(|pod| markers(&pod.markers)))
+            .flatten(),
     ];
     all.extend(observed.into_iter().flatten());
     all
+}
+
+/// Names the containers that can set ztunnel's mark.
+fn markers(all: &[Marker]) -> Option<String> {
+    let names = |is_declared: bool| {
+        let some = all.iter().filter(|it| it.is_declared == is_declared);
+        let names: Vec<_> = some.map(|it| it.container.as_str()).collect();
+        (!names.is_empty()).then(|| names.join(", "))
+    };
+    let declared = names(true).map(|names| format!("{names} (by securityContext)"));
+    let default = "by the default of containerd and docker, not of CRI-O: drop NET_RAW";
+    let default = names(false).map(|names| format!("{names} ({default})"));
+    let containers: Vec<_> = declared.into_iter().chain(default).collect();
+    (!containers.is_empty()).then(|| {
+        format!(
+            "Containers that may connect past ztunnel, as root with NET_RAW or NET_ADMIN: {}.",
+            containers.join(", ")
+        )
+    })
 }
 
 /// Returns the requested and permitted exclusions of the pod.
@@ -162,6 +185,30 @@ mod tests {
         ] {
             let sentences = of(Enrollment::Ambient, vec![with(enrolled())], flows);
             assert_eq!(sentences, [expected]);
+        }
+    }
+
+    #[test]
+    fn containers_that_can_set_the_mark_are_named_with_the_grant() {
+        let marker = |container: &str, is_declared| Marker {
+            container: container.to_owned(),
+            is_declared,
+        };
+        let web = "Containers that may connect past ztunnel, as root with NET_RAW or NET_ADMIN:";
+        let declared = "vpn (by securityContext)";
+        let default = "a, b (by the default of containerd and docker, not of CRI-O: drop NET_RAW)";
+        for (all, expected) in [
+            (vec![], None),
+            (
+                vec![marker("vpn", true)],
+                Some(format!("{web} {declared}.")),
+            ),
+            (
+                vec![marker("a", false), marker("vpn", true), marker("b", false)],
+                Some(format!("{web} {declared}, {default}.")),
+            ),
+        ] {
+            assert_eq!(markers(&all), expected);
         }
     }
 

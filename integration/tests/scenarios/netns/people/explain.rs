@@ -41,6 +41,7 @@ fn a_pod_that_is_in_the_mesh_is_explained_by_name_and_by_uid() {
             "Desired ambient (LABEL_ON_POD)",
             "Remedy Nothing to do: the pod asked to join.",
             "Annotation missing (expected: enabled)",
+            "Bypasses",
             "Rules",
             "Ztunnels",
             "Inputs",
@@ -56,6 +57,7 @@ fn a_pod_that_is_in_the_mesh_is_explained_by_name_and_by_uid() {
         "  in sync (".to_owned(),
         "  listening: 15001, 15006, 15008".to_owned(),
         "  connections: 0 captured, 0 direct".to_owned(),
+        "\nBypasses\n  Containers that may connect past ztunnel, as root with NET_RAW or NET_ADMIN: app (".to_owned(),
     ] {
         assert!(text.contains(&said), "{said}: {text}");
     }
@@ -77,6 +79,7 @@ fn a_pod_that_is_in_the_mesh_is_explained_by_name_and_by_uid() {
         .collect();
     let expected = [
         "addresses",
+        "bypasses",
         "desired",
         "inputs",
         "netns",
