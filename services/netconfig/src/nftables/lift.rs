@@ -59,13 +59,14 @@ fn in_set(ops: &[Op]) -> Lifted<'_> {
 
 /// Lifts a match of the content of a bridged frame.
 fn frame(ops: &[Op]) -> Lifted<'_> {
+    let tagged = ops.strip_prefix(&priority_tag());
     let ([Op::Meta(Meta::EtherType), Op::Cmp { equal: true, data }], rest) =
-        ops.split_first_chunk()?
+        tagged.unwrap_or(ops).split_first_chunk()?
     else {
         return None;
     };
     let found = u16::from_be_bytes(data.as_slice().try_into().ok()?);
-    if let Some(rest) = rest.strip_prefix(&priority_tag()) {
+    if tagged.is_some() {
         return Some((Expr::FrameTagged(found), rest));
     }
     let mut families = Family::ALL.into_iter();

@@ -14,8 +14,8 @@ const IPV6: u8 = 10; // NFPROTO_IPV6
 pub(super) const STATE_NEW: u32 = 8; // NF_CT_STATE_BIT(IP_CT_NEW) of linux/netfilter/nf_conntrack_common.h
 pub(super) const STATE_KNOWN: u32 = 2 | 4; // NF_CT_STATE_BIT of IP_CT_ESTABLISHED and IP_CT_RELATED
 pub(super) const STATE_INVALID: u32 = 1; // NF_CT_STATE_INVALID_BIT
-/// Offset and length in an Ethernet header with a VLAN tag.
-const FIRST_TAG: (u32, u32) = (14, 2);
+/// Offset and length in the data behind the first VLAN tag of a frame.
+const SECOND_TAG: (u32, u32) = (0, 2);
 const VLAN_MASK: u16 = 0x0fff; // VLAN_VID_MASK of linux/if_vlan.h
 /// Offset and length in an IPv4 header.
 const SOURCE_V4: (u32, u32) = (12, 4);
@@ -61,8 +61,8 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
             ops
         }
         Expr::FrameTagged(inner) => {
-            let mut ops = ether_type(*inner);
-            ops.extend(priority_tag());
+            let mut ops = priority_tag().to_vec();
+            ops.extend(ether_type(*inner));
             ops
         }
         Expr::ArrivesBy(name) => vec![Op::Meta(Meta::InName), is(interface_name(name))],
@@ -150,10 +150,12 @@ pub(crate) fn ether_type_of(family: Family) -> u16 {
     }
 }
 
-/// Compares the VLAN of a frame's first tag with 0.
+/// Compares the VLAN of a frame's second tag with 0. The kernel keeps the first tag beside the frame, so that the second
+/// tag is where the network header is expected (skb_vlan_untag in net/core/skbuff.c).
+/// Behind a match of the EtherType, nft 1.0.6 could not list the comparison (an assertion of payload_expr_complete).
 pub(super) fn priority_tag() -> [Op; 3] {
     [
-        payload(Base::Link, FIRST_TAG),
+        payload(Base::Network, SECOND_TAG),
         bitwise(VLAN_MASK.to_be_bytes(), [0, 0]),
         is([0, 0]),
     ]

@@ -102,12 +102,10 @@ impl Numbered for Ct {
 /// Headers from which offsets count (enum nft_payload_bases).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Base {
-    Link,
     Network,
     Transport,
 }
 
 impl Numbered for Base {
-    const NUMBERS: &'static [(Self, u32)] =
-        &[(Self::Link, 0), (Self::Network, 1), (Self::Transport, 2)];
+    const NUMBERS: &'static [(Self, u32)] = &[(Self::Network, 1), (Self::Transport, 2)];
 }

@@ -76,8 +76,9 @@ pub(crate) fn table(sender: &Expr, settings: &ProbeSettings) -> Table {
     )
 }
 
-/// Drops the same packets between two ports of a bridge, hidden from the rules for packets. Below a tag of VLAN 0 the
-/// kernel of a pod unpacks any number of tags, while rules see only the first tag, so two tags are dropped.
+/// Drops the same packets between two ports of a bridge, hidden from the rules for packets. The kernel of a pod unpacks
+/// any number of tags of VLAN 0, and a bridge with `vlan_filtering` removes the first tag, whatever its VLAN. Rules see
+/// packets only below a single tag, so a second tag of VLAN 0 is dropped.
 pub(crate) fn bridge_table(settings: &ProbeSettings) -> Table {
     let forged = Family::ALL.map(|family| Expr::FrameFrom(settings.source(family)));
     let hidden = VLAN_TAGS.map(Expr::FrameTagged);
@@ -153,8 +154,8 @@ mod tests {
              \t\ttype filter hook prerouting priority -300; policy accept;\n\
              \t\tmeta protocol ip ip saddr 169.254.7.127 counter drop\n\
              \t\tmeta protocol ip6 ip6 saddr fd16:9254:7127:1337:ffff:ffff:ffff:ffff counter drop\n\
-             \t\tmeta protocol 0x8100 @ll,112,16 & 0x0fff == 0 counter drop\n\
-             \t\tmeta protocol 0x88a8 @ll,112,16 & 0x0fff == 0 counter drop\n\
+             \t\t@nh,0,16 & 0x0fff == 0 meta protocol 0x8100 counter drop\n\
+             \t\t@nh,0,16 & 0x0fff == 0 meta protocol 0x88a8 counter drop\n\
              \t}\n}\n"
         );
     }

@@ -19,7 +19,7 @@ pub enum Expr {
     DestinationIn(Family, String),
     /// The frame carries a packet from the address. Only tables of family bridge see frames.
     FrameFrom(IpAddr),
-    /// The frame has two tags: a tag of VLAN 0, ignored by receivers, and a tag of the EtherType.
+    /// The frame has two tags, and the second tag, of the EtherType, has VLAN 0, which receivers ignore.
     FrameTagged(u16),
     ArrivesBy(InterfaceName),
     LeavesBy(InterfaceName),

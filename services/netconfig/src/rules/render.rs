@@ -113,7 +113,7 @@ impl fmt::Display for Expr {
                 write!(f, "meta protocol {header} {header} saddr {address}")
             }
             Self::FrameTagged(tag) => {
-                write!(f, "meta protocol {tag:#06x} @ll,112,16 & 0x0fff == 0")
+                write!(f, "@nh,0,16 & 0x0fff == 0 meta protocol {tag:#06x}")
             }
             Self::ArrivesBy(name) => write!(f, "iifname \"{name}\""),
             Self::LeavesBy(name) => write!(f, "oifname \"{name}\""),

@@ -3,6 +3,7 @@
 use std::{
     net::{IpAddr, SocketAddr},
     os::fd::AsRawFd as _,
+    process::Command,
     time::Duration,
 };
 
@@ -102,50 +103,96 @@ fn a_forged_probe_reaches_no_pod_behind_the_same_bridge() {
     is_dropped_and_real_probes_pass(&place);
 }
 
+/// The EtherType and VLAN of a tag.
+type Tag = (u16, u16);
+
+const IGNORED: [Tag; 2] = [(0x8100, 0), (0x88a8, 0)];
+
+/// The VLAN of a bridge's ports unless configured (ports' default PVID).
+const OF_PORT: Tag = (0x8100, 1);
+
 /// A kernel ignores any number of tags of VLAN 0, and sees the packet below.
 #[test]
 fn no_vlan_tag_hides_a_forged_probe_from_the_bridge() {
-    const SINGLE: [u16; 2] = [0x8100, 0x88a8];
-    let place = Place::bridged();
     let tags = [
         vec![],
-        vec![SINGLE[0]],
-        vec![SINGLE[1]],
-        vec![SINGLE[0], SINGLE[0]],
-        vec![SINGLE[0], SINGLE[1]],
-        vec![SINGLE[1], SINGLE[0]],
-        vec![SINGLE[0]; 3],
+        vec![IGNORED[0]],
+        vec![IGNORED[1]],
+        vec![IGNORED[0], IGNORED[0]],
+        vec![IGNORED[0], IGNORED[1]],
+        vec![IGNORED[1], IGNORED[0]],
+        vec![IGNORED[0]; 3],
     ];
+    let place = Place::bridged();
+    arrive(&place, &tags);
+    are_dropped_and_real_probes_pass(&place, &tags);
+}
+
+/// Such a bridge also removes a first tag of the ports' VLAN. A kernel without CONFIG_BRIDGE_VLAN_FILTERING forwards the
+/// tag, so that only the drop can be tested.
+#[test]
+fn no_vlan_tag_hides_a_forged_probe_from_a_filtering_bridge() {
+    let place = Place::bridged();
+    let mut filter = Command::new("ip");
+    filter.args([
+        "link",
+        "set",
+        "br0",
+        "type",
+        "bridge",
+        "vlan_filtering",
+        "1",
+    ]);
+    let filters = place.node.run(move || filter.status()).unwrap().success();
+    let tags = [
+        vec![OF_PORT],
+        vec![OF_PORT, IGNORED[0]],
+        vec![OF_PORT, IGNORED[1]],
+        vec![OF_PORT, IGNORED[0], IGNORED[0]],
+    ];
+    if filters {
+        arrive(&place, &tags);
+    }
+    are_dropped_and_real_probes_pass(&place, &tags);
+}
+
+/// Sends a forged probe below the tags.
+fn send(place: &Place, tags: &[Tag], from: IpAddr, to: &str) {
     let of_pod = place.pod.run(|| link("eth0").addr().unwrap());
-    let send = |tags: &[u16], from, to: &str| {
-        let (tags, to) = (tags.to_vec(), to.parse().unwrap());
-        place.stranger.run(move || {
-            let link = link("eth0");
-            let header = [of_pod, link.addr().unwrap()].concat();
-            let tags = tags.iter().map(|tag| [tag.to_be_bytes(), [0; 2]].concat());
-            let tags = tags.collect::<Vec<_>>().concat();
-            let frame = [header, tags, packet(from, to)].concat();
-            let flags = SockFlag::empty();
-            let socket = socket(AddressFamily::Packet, SockType::Raw, flags, None).unwrap();
-            sendto(socket.as_raw_fd(), &frame, &link, MsgFlags::empty()).unwrap();
-        });
-    };
-    for tags in &tags {
+    let (tags, to) = (tags.to_vec(), to.parse().unwrap());
+    place.stranger.run(move || {
+        let link = link("eth0");
+        let header = [of_pod, link.addr().unwrap()].concat();
+        let tags = tags.iter();
+        let tags = tags.map(|(kind, vlan)| [kind.to_be_bytes(), vlan.to_be_bytes()].concat());
+        let tags = tags.collect::<Vec<_>>().concat();
+        let frame = [header, tags, packet(from, to)].concat();
+        let flags = SockFlag::empty();
+        let socket = socket(AddressFamily::Packet, SockType::Raw, flags, None).unwrap();
+        sendto(socket.as_raw_fd(), &frame, &link, MsgFlags::empty()).unwrap();
+    });
+}
+
+fn arrive(place: &Place, tags: &[Vec<Tag>]) {
+    for tags in tags {
         for (from, to) in sources().into_iter().zip(POD) {
             let before = segments(&place.pod);
-            send(tags, from, to);
+            send(place, tags, from, to);
             within(LIMIT, &format!("{tags:x?} from {from} arrives"), || {
                 segments(&place.pod) > before
             });
         }
     }
+}
+
+fn are_dropped_and_real_probes_pass(place: &Place, tags: &[Vec<Tag>]) {
     let host = OnNode::start(&place.node, ProbeSettings::default());
     host.set_addresses("c1", &POD);
     let before = segments(&place.pod);
-    for tags in &tags {
+    for tags in tags {
         for (from, to) in sources().into_iter().zip(POD) {
             let before = dropped(&place.node);
-            send(tags, from, to);
+            send(place, tags, from, to);
             within(LIMIT, &format!("{tags:x?} from {from} is dropped"), || {
                 dropped(&place.node) > before
             });
