@@ -35,7 +35,7 @@ pub(crate) const KEYS: &[Key] = &[
     Key {
         name: "probe_match",
         default: Some("uid:0"),
-        help: "Which packets from the node to a pod are probes, which bypass ztunnel and its policies: uid:NUMBER (from processes of the kubelet's user on the node's network), socket (from any process there), or off (probes are not exempted, and nothing is written in the node's netns)",
+        help: "Which packets from the node to a pod are probes, which bypass ztunnel and its policies at the ports of the pod's own probes: uid:NUMBER (from processes of the kubelet's user on the node's network), socket (from any process there), or off (probes are not exempted, and nothing is written in the node's netns)",
     },
     Key {
         name: "probe_source_v4",

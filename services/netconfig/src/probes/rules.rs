@@ -50,8 +50,8 @@ pub(crate) fn set_of(family: Family) -> AddressSet {
     }
 }
 
-/// Packets of the sender to addresses in a set get the probe source address. Arriving packets from the probe source
-/// address are dropped: packets of the node itself only leave, so another pod has forged the address.
+/// Returns the table of family inet. Packets of the sender to addresses in a set get the probe source address. Arriving
+/// packets from the probe source address are dropped: the node's own packets only leave, so a pod has forged the address.
 pub(crate) fn table(sender: &Expr, settings: &ProbeSettings) -> Table {
     let mark = |family| {
         Rule(vec![
@@ -76,9 +76,10 @@ pub(crate) fn table(sender: &Expr, settings: &ProbeSettings) -> Table {
     )
 }
 
-/// Drops the same packets between two ports of a bridge, hidden from the rules for packets. The kernel of a pod unpacks
-/// any number of tags of VLAN 0, and a bridge with `vlan_filtering` removes the first tag, whatever its VLAN. Rules see
-/// packets only below a single tag, so a second tag of VLAN 0 is dropped.
+/// Returns the table that drops the same packets between two ports of a bridge, where tables of family inet see no
+/// packets. The kernel of a pod ignores any number of tags of VLAN 0, and a bridge with `vlan_filtering` removes the
+/// first tag, whatever its VLAN. A rule sees only the packet below at most one tag, so frames with a second tag of VLAN 0
+/// are dropped (services/docs/facts/kernel.md, 24).
 pub(crate) fn bridge_table(settings: &ProbeSettings) -> Table {
     let forged = Family::ALL.map(|family| Expr::FrameFrom(settings.source(family)));
     let hidden = VLAN_TAGS.map(Expr::FrameTagged);
