@@ -82,7 +82,7 @@ impl Entry {
     ///
     /// # Errors
     ///
-    /// Fails if the spool is full, cannot be written, or is no directory, or is a symlink even to a directory.
+    /// Fails if the spool is full, cannot be written, or is not a directory. A symlink to a directory is refused, too.
     pub fn write(&self, state_dir: &Path) -> Result<(), SpoolError> {
         let dir = state_dir.join(SPOOL_DIR);
         let at = |source| SpoolError::Write {

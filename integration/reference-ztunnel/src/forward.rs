@@ -322,7 +322,7 @@ async fn exchange(
     Ok(())
 }
 
-/// Copies both directions until the destination ends, which the source alone learns.
+/// Copies both directions until the destination ends. The source learns of the destination's end, but not vice versa.
 async fn exchange_without_ends(
     source: TcpStream,
     destination: TcpStream,

@@ -47,7 +47,7 @@ const MAX_BODY_BYTES: usize = 6 * 1024 * 1024;
 const LARGE_BODY_BYTES: usize = 64 * 1024;
 
 /// The time for the rest of a large body once the review has a place in memory, so that a slow client does not keep the
-/// place. An API server has sent the rest before.
+/// place. An API server sends the rest sooner.
 const LARGE_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// At the limit, a new connection closes the longest idle connection.

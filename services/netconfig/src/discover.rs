@@ -46,8 +46,9 @@ impl DiscoveredNetns {
 /// Finds a pod's netns. Candidates are the netns of the pod's processes with one of `addresses` on an interface other
 /// than `lo`, except the node's netns and netconfig's own. `proc` is the path of procfs.
 ///
-/// A process can create a netns with any address in a new user namespace, which has fewer users than the pod's. The
-/// netns with the largest user namespace is returned; two are refused.
+/// A process can create a netns with any address in a new user namespace, which has fewer users than the pod's. Among
+/// several candidates, the netns with the largest user namespace is returned, and two of the same size are refused. A
+/// single candidate is returned without a comparison.
 ///
 /// Scans all processes of the node, and may block.
 pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<DiscoveredNetns, FindError> {

@@ -233,8 +233,8 @@ impl Socket {
         }
     }
 
-    /// Reads all objects of a type, and returns the results of `keep` for the payloads. The memory does not depend on
-    /// the number of other objects.
+    /// Reads all objects of a type, and returns each payload's result of `keep` unless the result is `None`. Objects
+    /// without a result take no memory.
     ///
     /// # Errors
     ///

@@ -19,7 +19,7 @@ use crate::{
     redirection::{Permissions, Requested},
 };
 
-pub use capabilities::Marker;
+pub use capabilities::MarkSetter;
 pub use ports::{DeclaredPort, Protocol};
 
 /// The namespace and name of a pod. Several pods may have the same key one after the other.
@@ -44,8 +44,8 @@ pub struct Pod {
     pub runtime_uid: Option<PodUid>,
     pub requested: Requested,
     pub ports: Vec<DeclaredPort>,
-    /// The containers with the rights to set marks.
-    pub markers: Vec<Marker>,
+    /// The containers that may set ztunnel's mark.
+    pub mark_setters: Vec<MarkSetter>,
     /// The addresses in the pod's status. A pod with addresses has a network.
     pub addresses: Vec<IpAddr>,
     /// The annotation `ambient.istio.io/redirection`, from any writer.
@@ -198,7 +198,7 @@ impl TryFrom<k8s::Pod> for Pod {
             requested: Requested::from_annotations(meta.annotations.as_ref())
                 .with_probe_ports(ports::probed(&spec)),
             ports: ports::declared(&spec),
-            markers: capabilities::markers(&spec),
+            mark_setters: capabilities::find_mark_setters(&spec),
             addresses: addresses(&status),
             redirection: annotation(keys::REDIRECTION).map(str::to_owned),
             is_ready: is_ready(&status),

@@ -51,7 +51,7 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
         runtime_uid: None,
         requested: Requested::default(),
         ports: Vec::new(),
-        markers: Vec::new(),
+        mark_setters: Vec::new(),
         addresses: Vec::new(),
         redirection: None,
         is_ready: false,

@@ -80,7 +80,8 @@ pub(crate) fn validate_discovered(
 /// Opens a netns that must have one of the expected addresses. If the caller expects none, the netns must have at
 /// least one address that a pod can have, and all such addresses are returned.
 ///
-/// Visits the netns once, and keeps the sockets and files opened by the visit. Sets `lo` up if nothing has done so yet, because ztunnel, which comes before the rules, listens for DNS on 127.0.0.1
+/// Visits the netns once, and keeps the sockets and files opened by the visit. Sets `lo` up if `lo` is still down,
+/// because ztunnel, which gets the pod before the rules are applied, listens for DNS on 127.0.0.1
 /// (services/docs/decisions/094-loopback.md).
 pub(crate) fn validate_visited(
     wanted: &NetnsRef,

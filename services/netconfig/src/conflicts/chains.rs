@@ -38,14 +38,14 @@ pub(super) fn findings(tables: &[TableOutline], dropped: &[DroppedTraffic]) -> V
     found
 }
 
-/// Returns whether the table belongs neither to inpod nor to Istio's node agent.
-pub(super) fn is_foreign(table: &TableOutline) -> bool {
-    !is_ours(table) && !is_incumbents(table)
+/// Returns whether the table is one of those that this release writes.
+pub(super) fn is_current(table: &TableOutline) -> bool {
+    table.family == TableFamily::Inet && OUR_TABLES.contains(&table.name.as_str())
 }
 
 fn is_ours(table: &TableOutline) -> bool {
     if table.family == TableFamily::Inet {
-        return OUR_TABLES.contains(&table.name.as_str());
+        return is_current(table);
     }
     let mut chains = table.chains.iter();
     chains.any(|chain| chain.name.starts_with(OUR_CHAINS))

@@ -2,7 +2,7 @@
 
 use super::{
     Finding, Kind,
-    chains::{is_foreign, table_name},
+    chains::{is_current, table_name},
     printable,
 };
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     nftables::{Ct, MARK_TARGET, Meta, Nftables, Op, TableOutline},
 };
 
-/// The maximums of read chains and of rules in a chain: any process with NET_ADMIN in the netns can add both.
+/// Limits the chains that are read, and the rules of such a chain: any process with NET_ADMIN in the netns can add both.
 const MAX_CHAINS: usize = 64;
 const MAX_RULES: u32 = 256;
 
@@ -19,7 +19,7 @@ pub(super) fn findings(
     nftables: &mut Nftables,
     tables: &[TableOutline],
 ) -> Result<Vec<Finding>, KernelError> {
-    let foreign = tables.iter().filter(|table| is_foreign(table));
+    let foreign = tables.iter().filter(|table| !is_current(table));
     let chains = foreign.flat_map(|table| table.chains.iter().map(move |chain| (table, chain)));
     let read = chains.filter(|(_, chain)| (1..=MAX_RULES).contains(&chain.uses));
     let mut found = Vec::new();
@@ -39,8 +39,8 @@ pub(super) fn findings(
     Ok(found)
 }
 
-/// Returns whether a rule gives a packet without a mark ztunnel's mark, or a connection, from which rules copy marks.
-/// Marks computed in other ways, such as maps, are not recognized.
+/// Returns whether a rule gives ztunnel's mark to a packet without a mark, or to a connection, from which other rules
+/// can copy the mark to packets. Marks computed in other ways, such as maps, are not recognized.
 fn sets_mark(rule: &[Op]) -> bool {
     let mut value = None;
     for op in rule {

@@ -53,8 +53,8 @@ pub(super) fn is_proxied(socket: &Socket, proxies: &Proxies) -> bool {
     is_marked(socket) || proxies.own(socket) || socket.is_transparent
 }
 
-/// Returns the connections with hosts outside of the pod that have ztunnel's mark, but none of ztunnel's cgroups. On a
-/// kernel without cgroups of version 2, no connection is returned.
+/// Selects, from sockets with ztunnel's mark, connections with hosts outside of the pod that were opened in none of
+/// ztunnel's cgroups. On a kernel without cgroups of version 2, selects none.
 pub(super) fn marked_by_others(sockets: Vec<Socket>, ztunnels: &BTreeSet<u64>) -> Vec<Socket> {
     let ends: Ends = sockets
         .iter()

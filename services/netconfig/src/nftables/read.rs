@@ -22,7 +22,7 @@ use crate::{
     rules::{Base, Chain, Policy, Rule, Table, TableFamily, ambient::TABLES},
 };
 
-/// The maximum of rules in a table to read: more than any redirection has.
+/// The maximum number of rules in a table that netconfig reads: more than any redirection has.
 pub(crate) const MAX_RULES: u32 = 4096;
 
 const IPTABLES_FAMILIES: [TableFamily; 2] = [TableFamily::Ip, TableFamily::Ip6];
@@ -69,8 +69,8 @@ impl Nftables {
         Ok(found.map(|payload| state_of(&OpGettableDo::decode_reply(&payload).1)))
     }
 
-    /// Reads a table with the chains that `wanted` has, too, but without elements of sets. The cost
-    /// depends only on this table.
+    /// Reads the table with the family and name of `wanted`: the chains that `wanted` has, and no elements of sets. The
+    /// cost depends only on this table.
     pub(crate) fn read_by_name(
         &mut self,
         wanted: &Table,
@@ -352,8 +352,9 @@ fn base(attributes: &IterableChainAttrs<'_>) -> Option<Base> {
     })
 }
 
-/// Requests the rules of all tables at once if all are inpod's, because a request costs more than reading a table.
-/// Otherwise the size of the answer would depend on the others. A table too large to be inpod's is not read.
+/// Requests the rules of all tables at once if all tables are inpod's, because a request costs more than reading a
+/// table. Beside foreign tables, requests each of inpod's tables alone, so that the size of the answer does not depend on
+/// the foreign ones. Does not read a table that is too large to be inpod's.
 fn read_rules(
     socket: &mut Socket,
     tables: &mut [ObservedTable],

@@ -6,7 +6,7 @@ use inpod_types::{Enrollment, keys};
 use super::PodInfo;
 use crate::{
     checkpoint::{Intent, Record},
-    pod::Marker,
+    pod::MarkSetter,
     redirection::Redirection,
 };
 
@@ -35,24 +35,28 @@ pub(super) fn sentences(known: &PodInfo, rules: Option<&RulesReport>) -> Vec<Str
         (record.intent.has_effects() && !record.uses_sidecar() && flows > 0)
             .then(|| direct_flows(flows)),
         (in_place && !record.uses_sidecar())
-            .then(|| known.shown().and_then(|pod| markers(&pod.markers)))
+            .then(|| {
+                known
+                    .shown()
+                    .and_then(|pod| describe_mark_setters(&pod.mark_setters))
+            })
             .flatten(),
     ];
     all.extend(observed.into_iter().flatten());
     all
 }
 
-/// Names the containers that can set ztunnel's mark.
-fn markers(all: &[Marker]) -> Option<String> {
-    let names = |is_declared: bool| {
-        let some = all.iter().filter(|it| it.is_declared == is_declared);
-        let names: Vec<_> = some.map(|it| it.container.as_str()).collect();
+/// Returns a sentence that names the containers and the origin of each container's right.
+fn describe_mark_setters(all: &[MarkSetter]) -> Option<String> {
+    let join_names = |is_declared: bool| {
+        let chosen = all.iter().filter(|it| it.is_declared == is_declared);
+        let names: Vec<_> = chosen.map(|it| it.container.as_str()).collect();
         (!names.is_empty()).then(|| names.join(", "))
     };
-    let declared = names(true).map(|names| format!("{names} (by securityContext)"));
-    let default = "by the default of containerd and docker, not of CRI-O: drop NET_RAW";
-    let default = names(false).map(|names| format!("{names} ({default})"));
-    let containers: Vec<_> = declared.into_iter().chain(default).collect();
+    let declared = join_names(true).map(|names| format!("{names} (by securityContext)"));
+    let origin = "by the default of containerd and docker, not of CRI-O: drop NET_RAW";
+    let by_default = join_names(false).map(|names| format!("{names} ({origin})"));
+    let containers: Vec<_> = declared.into_iter().chain(by_default).collect();
     (!containers.is_empty()).then(|| {
         format!(
             "Containers that may connect past ztunnel, as root with NET_RAW or NET_ADMIN: {}.",
@@ -190,25 +194,25 @@ mod tests {
 
     #[test]
     fn containers_that_can_set_the_mark_are_named_with_the_grant() {
-        let marker = |container: &str, is_declared| Marker {
+        let setter = |container: &str, is_declared| MarkSetter {
             container: container.to_owned(),
             is_declared,
         };
-        let web = "Containers that may connect past ztunnel, as root with NET_RAW or NET_ADMIN:";
+        let prefix = "Containers that may connect past ztunnel, as root with NET_RAW or NET_ADMIN:";
         let declared = "vpn (by securityContext)";
         let default = "a, b (by the default of containerd and docker, not of CRI-O: drop NET_RAW)";
         for (all, expected) in [
             (vec![], None),
             (
-                vec![marker("vpn", true)],
-                Some(format!("{web} {declared}.")),
+                vec![setter("vpn", true)],
+                Some(format!("{prefix} {declared}.")),
             ),
             (
-                vec![marker("a", false), marker("vpn", true), marker("b", false)],
-                Some(format!("{web} {declared}, {default}.")),
+                vec![setter("a", false), setter("vpn", true), setter("b", false)],
+                Some(format!("{prefix} {declared}, {default}.")),
             ),
         ] {
-            assert_eq!(markers(&all), expected);
+            assert_eq!(describe_mark_setters(&all), expected);
         }
     }
 

@@ -1,4 +1,4 @@
-//! The containers of a pod that can set ztunnel's mark, and so bypass ztunnel.
+//! Finds the containers of a pod that may set ztunnel's mark, and so bypass ztunnel.
 
 use k8s_openapi::api::core::v1 as k8s;
 
@@ -8,54 +8,47 @@ const NET_RAW: &str = "NET_RAW";
 
 /// A container that runs as root, or may do so, with a capability for `SO_MARK`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Marker {
+pub struct MarkSetter {
     pub container: String,
     /// True if the manifest adds the capability. Otherwise the runtime's default may contain NET_RAW.
     pub is_declared: bool,
 }
 
 /// Returns the containers that can set marks, including init containers, whose processes may be gone.
-pub(super) fn markers(spec: &k8s::PodSpec) -> Vec<Marker> {
+pub(super) fn find_mark_setters(spec: &k8s::PodSpec) -> Vec<MarkSetter> {
     let pod = spec.security_context.as_ref();
-    let is_pods_root = is_root(
-        pod.and_then(|it| it.run_as_user),
-        pod.and_then(|it| it.run_as_non_root),
-        true,
-    );
+    let user = pod.and_then(|it| it.run_as_user);
+    let non_root = pod.and_then(|it| it.run_as_non_root);
     let inits = spec.init_containers.iter().flatten();
     let containers = spec.containers.iter().chain(inits);
-    containers
-        .filter_map(|it| marker(it, is_pods_root))
-        .collect()
+    let containers = containers.map(|it| (&it.name, &it.security_context));
+    let ephemeral = spec.ephemeral_containers.iter().flatten();
+    let ephemeral = ephemeral.map(|it| (&it.name, &it.security_context));
+    let setter = |(name, context): (&String, &Option<k8s::SecurityContext>)| {
+        let context = context.clone().unwrap_or_default();
+        let user = context.run_as_user.or(user);
+        let non_root = context.run_as_non_root.or(non_root);
+        // Without root, the runtime leaves the capabilities out of the effective set. If the manifest names no user, the
+        // image decides.
+        let allows_root = user.map_or(non_root != Some(true), |user| user == 0);
+        allows_root.then(|| to_mark_setter(name, context))?
+    };
+    containers.chain(ephemeral).filter_map(setter).collect()
 }
 
-fn marker(container: &k8s::Container, is_pods_root: bool) -> Option<Marker> {
-    let context = container.security_context.clone().unwrap_or_default();
-    // Without root, the runtime leaves the capabilities out of the effective set.
-    if !is_root(context.run_as_user, context.run_as_non_root, is_pods_root) {
-        return None;
-    }
+fn to_mark_setter(name: &str, context: k8s::SecurityContext) -> Option<MarkSetter> {
     let capabilities = context.capabilities.unwrap_or_default();
-    let names = |list: Option<Vec<String>>, wanted: &[&str]| {
+    let names_any = |list: Option<Vec<String>>, wanted: &[&str]| {
         let mut names = list.into_iter().flatten();
         names.any(|name| wanted.contains(&name.trim_start_matches("CAP_")))
     };
-    let is_declared =
-        context.privileged == Some(true) || names(capabilities.add, &[NET_ADMIN, NET_RAW, "ALL"]);
-    let is_dropped = names(capabilities.drop, &[NET_RAW, "ALL"]);
-    (is_declared || !is_dropped).then(|| Marker {
-        container: container.name.clone(),
+    let is_declared = context.privileged == Some(true)
+        || names_any(capabilities.add, &[NET_ADMIN, NET_RAW, "ALL"]);
+    let is_dropped = names_any(capabilities.drop, &[NET_RAW, "ALL"]);
+    (is_declared || !is_dropped).then(|| MarkSetter {
+        container: name.to_owned(),
         is_declared,
     })
-}
-
-/// The image decides if the manifest does not.
-fn is_root(user: Option<i64>, non_root: Option<bool>, default: bool) -> bool {
-    match (user, non_root) {
-        (Some(user), _) => user == 0,
-        (None, Some(true)) => false,
-        (None, _) => default,
-    }
 }
 
 #[cfg(test)]
@@ -64,14 +57,14 @@ mod tests {
 
     use super::*;
 
-    fn of(pod: &Value, container: &Value) -> Option<bool> {
+    fn is_declared(pod: &Value, container: &Value) -> Option<bool> {
         let spec = json!({
             "securityContext": pod,
             "containers": [{"name": "app", "securityContext": container}],
         });
-        let markers = markers(&serde_json::from_value(spec).unwrap());
-        assert!(markers.iter().all(|it| it.container == "app"));
-        markers.first().map(|it| it.is_declared)
+        let found = find_mark_setters(&serde_json::from_value(spec).unwrap());
+        assert!(found.iter().all(|it| it.container == "app"));
+        found.first().map(|it| it.is_declared)
     }
 
     #[test]
@@ -116,14 +109,14 @@ mod tests {
                 Some(false),
             ),
         ] {
-            assert_eq!(of(&pod, &container), expected, "{pod} {container}");
+            assert_eq!(is_declared(&pod, &container), expected, "{pod} {container}");
         }
     }
 
     #[test]
-    fn init_containers_count() {
-        let spec = json!({"containers": [], "initContainers": [{"name": "init"}]});
-        let markers = markers(&serde_json::from_value(spec).unwrap());
-        assert_eq!(markers.len(), 1);
+    fn init_and_ephemeral_containers_are_mark_setters_too() {
+        let spec = json!({"containers": [], "initContainers": [{"name": "init"}], "ephemeralContainers": [{"name": "debug"}]});
+        let found = find_mark_setters(&serde_json::from_value(spec).unwrap());
+        assert_eq!(found.len(), 2);
     }
 }

@@ -149,7 +149,7 @@ pub(super) struct Connection {
     peer: Peer,
     /// The order to close the connection. `None` if the server accepts no further connections.
     close_order: Option<oneshot::Receiver<()>>,
-    /// `None` after the server's first write, by then the server has received the preface or a request.
+    /// `None` after the server's first write: by then, the server has received the preface or a request.
     preface_deadline: Option<Pin<Box<Sleep>>>,
     is_closed: bool,
 }

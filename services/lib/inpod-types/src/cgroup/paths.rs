@@ -269,8 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn from_a_cgroup_namespace_a_sibling_container_has_the_parent_in_common_and_another_pod_has_not()
-     {
+    fn siblings_in_a_cgroup_namespace_share_a_parent() {
         let own = Cgroup::parse("0::/");
         let sibling = cgroup(&format!("/../cri-containerd-{}.scope", "b".repeat(64)));
         let other = cgroup(&format!(
@@ -305,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_root_is_shown_as_a_slash_and_each_place_once() {
+    fn the_root_is_shown_as_a_slash_and_each_path_once() {
         let cgroup = Cgroup::parse("9:name=systemd:/\n8:cpu:/\n0::/system.slice/a.service\n");
         assert_eq!(cgroup.to_string(), "/ /system.slice/a.service");
     }

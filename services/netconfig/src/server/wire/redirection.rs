@@ -70,10 +70,10 @@ fn probe_ports(wanted: Option<v1::PortSelection>) -> Result<Option<Vec<NonZeroU1
     let Some(v1::PortSelection { all, ports }) = wanted else {
         return Ok(None);
     };
-    let these = self::ports(PROBE_PORTS, &ports)?;
-    match selection(PROBE_PORTS, all, these)? {
+    let ports = self::ports(PROBE_PORTS, &ports)?;
+    match selection(PROBE_PORTS, all, ports)? {
         Selection::All => Ok(None),
-        Selection::These(these) => Ok(Some(these)),
+        Selection::These(ports) => Ok(Some(ports)),
     }
 }
 
@@ -131,10 +131,10 @@ fn exclusions(wanted: &v1::Exclusions) -> Result<Exclusions, Invalid> {
 }
 
 /// Refuses a selection of all in combination with entries.
-fn selection<T>(field: &'static str, all: bool, these: Vec<T>) -> Result<Selection<T>, Invalid> {
-    match (all, these.is_empty()) {
+fn selection<T>(field: &'static str, all: bool, entries: Vec<T>) -> Result<Selection<T>, Invalid> {
+    match (all, entries.is_empty()) {
         (true, true) => Ok(Selection::All),
-        (false, _) => Ok(Selection::These(these)),
+        (false, _) => Ok(Selection::These(entries)),
         (true, false) => Err(Invalid::new(
             field,
             format!("{field} has entries, but all are selected"),

@@ -25,7 +25,7 @@ fn sources() -> [IpAddr; 2] {
     ProbeSettings::default().sources().try_into().unwrap()
 }
 
-/// Gives the stranger the sources, as NET_RAW and frames of its own would.
+/// Gives the stranger the sources of probes: simpler than frames by NET_RAW, and with the same packets.
 fn own_the_sources(stranger: &Fresh) {
     for setting in ["all", "eth0"] {
         let setting = format!("net.ipv4.conf.{setting}.rp_filter=0");
@@ -36,7 +36,7 @@ fn own_the_sources(stranger: &Fresh) {
     stranger.ip(&format!("addr add {v6}/128 dev eth0 nodad"));
 }
 
-/// The connection attempt goes on after the return.
+/// Starts to connect from a source of probes, and returns before the connection is established.
 fn begin_forged_probe(stranger: &Fresh, from: IpAddr, to: &str) -> Socket {
     let to = SocketAddr::new(to.parse().unwrap(), 8080);
     stranger.run(move || {
@@ -49,7 +49,7 @@ fn begin_forged_probe(stranger: &Fresh, from: IpAddr, to: &str) -> Socket {
     })
 }
 
-/// Returns the packets that the node's tables dropped.
+/// Returns the number of packets that the node's tables dropped.
 fn dropped(node: &Fresh) -> u64 {
     let text = node.nft("list ruleset");
     let rules = text.lines().filter(|line| line.ends_with(" drop"));
@@ -111,7 +111,7 @@ const IGNORED: [Tag; 2] = [(0x8100, 0), (0x88a8, 0)];
 /// The VLAN of a bridge's ports unless configured (ports' default PVID).
 const OF_PORT: Tag = (0x8100, 1);
 
-/// A kernel ignores any number of tags of VLAN 0, and sees the packet below.
+/// A kernel ignores any number of tags of VLAN 0 in front of a packet (services/docs/facts/kernel.md, 24).
 #[test]
 fn no_vlan_tag_hides_a_forged_probe_from_the_bridge() {
     let tags = [
@@ -225,7 +225,7 @@ fn segments(pod: &Fresh) -> u64 {
     value.parse().unwrap()
 }
 
-/// Returns an IP packet that opens a TCP connection, with its EtherType before it.
+/// Returns an EtherType and an IP packet that opens a TCP connection.
 fn packet(from: IpAddr, to: IpAddr) -> Vec<u8> {
     let syn = [
         [40000_u16.to_be_bytes(), 8080_u16.to_be_bytes()].concat(),

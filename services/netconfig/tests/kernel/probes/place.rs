@@ -19,12 +19,12 @@ use crate::support::{Fresh, mark_as_ztunnel, plain, sandbox};
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The pod's, the node's towards it, and the stranger's.
+/// The addresses of the pod, of the node on the pod's link, and of the stranger.
 pub(crate) const POD: [&str; 2] = ["10.9.0.1", "fd09::1"];
 pub(crate) const NODE: [&str; 2] = ["10.9.0.2", "fd09::2"];
 pub(crate) const STRANGER: [&str; 2] = ["10.8.0.1", "fd08::1"];
 
-/// The stranger's in the pod's network.
+/// The addresses of the stranger behind the pod's bridge.
 const NEIGHBOR: [&str; 2] = ["10.9.0.3", "fd09::3"];
 
 /// Works on the node's thread, as netconfig does in its own netns.

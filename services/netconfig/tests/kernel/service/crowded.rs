@@ -11,7 +11,7 @@ use crate::{
     support::Fresh,
 };
 
-/// More memory than netconfig takes without crowds, in KiB, and less than a crowd's.
+/// The limit of netconfig's memory in KiB. netconfig would exceed the limit by reading the objects of a test.
 const MAX_PEAK: u64 = 64 << 10;
 
 /// The longest name, which makes messages large.

@@ -220,7 +220,7 @@ async fn without_the_right_to_look_at_the_pods_processes_that_is_told() {
 }
 
 #[tokio::test]
-async fn the_netns_with_the_pods_address_is_found_and_two_are_refused() {
+async fn a_second_netns_with_the_pods_address_is_refused() {
     let mut netconfig = Netconfig::start().await;
     let pod = Pod::new();
     let (without, with, another) = (Fresh::new(), pod_netns(), pod_netns());

@@ -25,7 +25,14 @@ pub(super) enum ResponseTooLarge {
     Response,
 }
 
-/// A client that fails the body of a too large response.
+/// Returns whether a cause of the error is the limit of responses.
+pub(super) fn is_too_large(error: &kube::Error) -> bool {
+    let error: &dyn std::error::Error = error;
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.any(|cause| cause.is::<ResponseTooLarge>())
+}
+
+/// Wraps a client, and fails the body of a response that is too large.
 #[derive(Clone, Debug)]
 pub(super) struct LimitResponses<S>(pub(super) S);
 

@@ -177,7 +177,7 @@ fn placeholder_pod((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Fa
         is_ready: false,
         is_terminating: false,
         ports: Vec::new(),
-        markers: Vec::new(),
+        mark_setters: Vec::new(),
     })
 }
 

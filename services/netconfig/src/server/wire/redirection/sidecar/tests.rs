@@ -220,9 +220,9 @@ fn a_loopback_network_elsewhere_and_a_value_of_a_later_release_are_refused_by_na
     assert_eq!(error.field(), IPV6);
 }
 
-/// Otherwise netconfig would replace its own tables again and again.
+/// netconfig does not read tables of more rules, and would replace such a table of its own again and again.
 #[test]
-fn the_largest_redirection_is_smaller_than_what_is_read() {
+fn the_largest_redirection_has_fewer_rules_than_are_read() {
     let ports = || (1..=64).collect::<Vec<u32>>();
     let networks = || (0..64).map(|it| format!("10.{it}.0.0/16"));
     let networks = || networks().collect::<Vec<_>>();
