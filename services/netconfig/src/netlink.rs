@@ -205,7 +205,7 @@ impl Socket {
         let mut batch = self.batch();
         batch.push(request);
         let keep = |payload: &[u8]| Some(payload.to_vec());
-        self.collect(act, &batch, |_| true, keep)?
+        self.collect(act, &batch, |_| true, usize::MAX, keep)?
             .pop()
             .ok_or_else(|| KernelError::no_answer(act))
     }
@@ -245,9 +245,25 @@ impl Socket {
         request: &R,
         keep: impl FnMut(&[u8]) -> Option<T>,
     ) -> Result<Vec<T>, KernelError> {
+        self.dump_at_most(act, request, usize::MAX, keep)
+    }
+
+    /// Works like [`Self::dump_some`], but reads at most `max` objects.
+    ///
+    /// # Errors
+    ///
+    /// If there are more objects, [`KernelError::is_too_large`] holds. The dump then stays open, so that the kernel
+    /// refuses further dumps by the socket.
+    pub(crate) fn dump_at_most<R: NetlinkRequest, T>(
+        &mut self,
+        act: &str,
+        request: &R,
+        max: usize,
+        keep: impl FnMut(&[u8]) -> Option<T>,
+    ) -> Result<Vec<T>, KernelError> {
         let mut batch = self.batch();
         batch.push_with(request, DUMP);
-        self.collect(act, &batch, |_| false, keep)
+        self.collect(act, &batch, |_| false, max, keep)
     }
 
     fn collect<T>(
@@ -255,10 +271,11 @@ impl Socket {
         act: &str,
         batch: &Batch,
         is_last: impl Fn(&Message<'_>) -> bool,
+        max: usize,
         mut keep: impl FnMut(&[u8]) -> Option<T>,
     ) -> Result<Vec<T>, KernelError> {
         self.send(act, batch)?;
-        let (mut found, mut interrupted) = (Vec::new(), false);
+        let (mut found, mut objects, mut interrupted) = (Vec::new(), 0, false);
         loop {
             let received = self.receive(act)?;
             for message in messages(received).filter(|message| batch.contains(message.sequence)) {
@@ -266,7 +283,11 @@ impl Socket {
                 let last = match message.answer() {
                     Answer::Error(error) => return Err(error.into_error(act)),
                     Answer::Done | Answer::Ack => true,
+                    Answer::Data if objects == max => {
+                        return Err(KernelError::too_many(act, max));
+                    }
                     Answer::Data => {
+                        objects += 1;
                         found.extend(keep(message.payload));
                         is_last(&message)
                     }

@@ -55,6 +55,12 @@ impl KernelError {
         self.source.kind() == io::ErrorKind::FileTooLarge
     }
 
+    /// Creates the error for a dump of more objects than netconfig reads.
+    pub(crate) fn too_many(act: &str, max: usize) -> Self {
+        let problem = format!("there are more than {max}");
+        Self::new(act, io::Error::new(io::ErrorKind::FileTooLarge, problem))
+    }
+
     pub(crate) fn is(&self, errno: nix::Error) -> bool {
         self.source.raw_os_error() == io::Error::from(errno).raw_os_error()
     }

@@ -92,11 +92,12 @@ impl Socket {
         })
     }
 
-    /// Reads the ip rules of a family, and returns the results of `keep`.
+    /// Reads the ip rules of a family, at most `max`, and returns the results of `keep`.
     pub(crate) fn rules<T>(
         &mut self,
         act: &str,
         family: Family,
+        max: usize,
         keep: impl Fn(&FibRuleHdr, IterableFibRuleAttrs<'_>) -> Option<T>,
     ) -> Result<Vec<T>, KernelError> {
         let header = FibRuleHdr {
@@ -104,13 +105,15 @@ impl Socket {
             ..FibRuleHdr::new()
         };
         let request = rt_rule::Request::new().op_getrule_dump(&header);
-        self.dump_family(act, &request, |payload| {
-            let (header, attributes) = OpGetruleDump::decode_reply(payload);
-            keep(&header, attributes)
-        })
+        unless_without_ipv6(retry_on_race(|| {
+            self.dump_at_most(act, &request, max, |payload| {
+                let (header, attributes) = OpGetruleDump::decode_reply(payload);
+                keep(&header, attributes)
+            })
+        }))
     }
 
-    /// Dumps addresses, routes or ip rules, and repeats dumps that changed meanwhile. Returns an empty list for IPv6 on
+    /// Dumps addresses or routes, and repeats dumps that changed meanwhile. Returns an empty list for IPv6 on
     /// kernels without IPv6.
     pub(crate) fn dump_family<R: NetlinkRequest, T>(
         &mut self,
@@ -118,10 +121,14 @@ impl Socket {
         request: &R,
         keep: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Vec<T>, KernelError> {
-        match retry_on_race(|| self.dump_some(act, request, &keep)) {
-            Err(error) if error.is(nix::Error::EAFNOSUPPORT) => Ok(Vec::new()),
-            result => result,
-        }
+        unless_without_ipv6(retry_on_race(|| self.dump_some(act, request, &keep)))
+    }
+}
+
+fn unless_without_ipv6<T>(result: Result<Vec<T>, KernelError>) -> Result<Vec<T>, KernelError> {
+    match result {
+        Err(error) if error.is(nix::Error::EAFNOSUPPORT) => Ok(Vec::new()),
+        result => result,
     }
 }
 

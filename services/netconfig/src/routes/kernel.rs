@@ -40,6 +40,11 @@ const WHOLE: u8 = 128;
 /// machine.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// The maximum of ip rules of a family, because a process of the pod with CAP_NET_ADMIN can add any number. For each
+/// chunk of a dump, the kernel walks through all rules before (fib_nl_dumprule in net/core/fib_rules.c): a dump of
+/// 300,000 rules takes more than 10 s.
+const MAX_RULES: usize = 16_384;
+
 const POLL_INTERVAL: Duration = Duration::from_micros(250);
 
 /// The priority of the main table's ip rule (fib_default_rules_init in net/ipv4/fib_rules.c).
@@ -97,17 +102,19 @@ impl Routes {
 
     fn read_rules(&mut self, family: Family, routing: &mut Routing) -> Result<(), KernelError> {
         let act = format!("read the {family} ip rules");
-        let found = self.0.rules(&act, family, |header, attributes| {
-            let mut recipients = Recipient::ALL.into_iter();
-            let ours = recipients.find(|recipient| is_rule(*recipient, header, attributes));
-            if let Some(recipient) = ours {
-                let protocol = attributes.get_protocol().unwrap_or(0);
-                return Some(SeenRule::Ours(recipient, protocol));
-            }
-            let incumbents = incumbents_priority(header, attributes);
-            let incumbents = incumbents.map(SeenRule::Incumbents);
-            incumbents.or_else(|| rule_before_main(attributes).map(SeenRule::BeforeMain))
-        })?;
+        let found = self
+            .0
+            .rules(&act, family, MAX_RULES, |header, attributes| {
+                let mut recipients = Recipient::ALL.into_iter();
+                let ours = recipients.find(|recipient| is_rule(*recipient, header, attributes));
+                if let Some(recipient) = ours {
+                    let protocol = attributes.get_protocol().unwrap_or(0);
+                    return Some(SeenRule::Ours(recipient, protocol));
+                }
+                let incumbents = incumbents_priority(header, attributes);
+                let incumbents = incumbents.map(SeenRule::Incumbents);
+                incumbents.or_else(|| rule_before_main(attributes).map(SeenRule::BeforeMain))
+            })?;
         for rule in found {
             match rule {
                 SeenRule::Ours(recipient, protocol) => {

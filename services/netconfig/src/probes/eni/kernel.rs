@@ -29,9 +29,11 @@ impl Kernel {
         let mut found = Vec::new();
         for family in Family::ALL {
             let act = format!("read the node's {family} ip rules");
-            let rules = self.0.rules(&act, family, |header, attributes| {
-                rule(family, header, attributes)
-            })?;
+            let rules = self
+                .0
+                .rules(&act, family, usize::MAX, |header, attributes| {
+                    rule(family, header, attributes)
+                })?;
             found.extend(rules);
         }
         Ok(found)
