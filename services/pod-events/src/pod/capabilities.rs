@@ -30,7 +30,7 @@ pub(super) fn find_mark_setters(spec: &k8s::PodSpec) -> Vec<MarkSetter> {
         let non_root = context.run_as_non_root.or(non_root);
         // Without root, the runtime leaves the capabilities out of the effective set. If the manifest names no user, the
         // image decides.
-        let allows_root = user.map_or(non_root != Some(true), |user| user == 0);
+        let allows_root = user.map_or_else(|| non_root != Some(true), |user| user == 0);
         allows_root.then(|| to_mark_setter(name, context))?
     };
     containers.chain(ephemeral).filter_map(setter).collect()

@@ -41,39 +41,49 @@ fn parse_port(port: &k8s::ContainerPort) -> Option<DeclaredPort> {
 /// The maximum of probed ports, because each takes two rules in the pod.
 const MAX_PROBED: usize = 16;
 
-/// Returns the TCP ports of probes and lifecycle hooks, both called by the kubelet, or `None` if there are too many.
+/// Returns the TCP ports of probes and lifecycle hooks, both called by the kubelet, or `None` if there are too many. After
+/// a call by HTTP, a kubelet follows redirects to other ports of the pod, presumably declared ports.
 pub(super) fn probed(spec: &k8s::PodSpec) -> Option<BTreeSet<NonZeroU16>> {
     let inits = spec.init_containers.iter().flatten();
-    let containers = spec.containers.iter().chain(inits);
-    let ports: BTreeSet<_> = containers.flat_map(ports_of_probes).collect();
+    let containers = || spec.containers.iter().chain(inits.clone());
+    let mut ports: BTreeSet<_> = containers().flat_map(called_ports).collect();
+    if containers().any(|it| http_calls(it).next().is_some()) {
+        let declared = declared(spec).into_iter();
+        let declared = declared.filter(|it| it.protocol == Protocol::Tcp);
+        ports.extend(declared.filter_map(|it| NonZeroU16::new(it.port)));
+    }
     (ports.len() <= MAX_PROBED).then_some(ports)
 }
 
-fn ports_of_probes(container: &k8s::Container) -> impl Iterator<Item = NonZeroU16> {
+fn called_ports(container: &k8s::Container) -> impl Iterator<Item = NonZeroU16> {
+    let grpc = probes(container).filter_map(|probe| to_port(probe.grpc.as_ref()?.port));
+    let by_probes = probes(container).filter_map(|probe| probe.tcp_socket.as_ref());
+    let by_hooks = hooks(container).filter_map(|hook| hook.tcp_socket.as_ref());
+    let tcp = by_probes.chain(by_hooks).map(|socket| &socket.port);
+    let named = http_calls(container).map(|get| &get.port).chain(tcp);
+    named
+        .filter_map(|port| resolve(container, port))
+        .chain(grpc)
+}
+
+fn http_calls(container: &k8s::Container) -> impl Iterator<Item = &k8s::HTTPGetAction> {
+    let by_probes = probes(container).filter_map(|probe| probe.http_get.as_ref());
+    by_probes.chain(hooks(container).filter_map(|hook| hook.http_get.as_ref()))
+}
+
+fn probes(container: &k8s::Container) -> impl Iterator<Item = &k8s::Probe> {
     let probes = [
         &container.liveness_probe,
         &container.readiness_probe,
         &container.startup_probe,
     ];
-    let probes = probes.into_iter().flatten();
-    let of_probes = probes.flat_map(|probe| {
-        let grpc = probe.grpc.as_ref().and_then(|grpc| to_port(grpc.port));
-        let http = probe.http_get.as_ref().map(|get| &get.port);
-        let tcp = probe.tcp_socket.as_ref().map(|socket| &socket.port);
-        let named = http.into_iter().chain(tcp);
-        named
-            .filter_map(|port| resolve(container, port))
-            .chain(grpc)
-    });
+    probes.into_iter().flatten()
+}
+
+fn hooks(container: &k8s::Container) -> impl Iterator<Item = &k8s::LifecycleHandler> {
     let hooks = container.lifecycle.iter();
     let hooks = hooks.flat_map(|hooks| [&hooks.post_start, &hooks.pre_stop]);
-    let of_hooks = hooks.flatten().flat_map(|hook| {
-        let http = hook.http_get.as_ref().map(|get| &get.port);
-        let tcp = hook.tcp_socket.as_ref().map(|socket| &socket.port);
-        let named = http.into_iter().chain(tcp);
-        named.filter_map(|port| resolve(container, port))
-    });
-    of_probes.chain(of_hooks)
+    hooks.flatten()
 }
 
 /// Returns the number of a port with a name of the container's or a number in text
@@ -138,7 +148,7 @@ mod tests {
             "containers": [
                 {
                     "name": "a",
-                    "ports": [{"containerPort": 81, "name": "http"}, {"containerPort": 7, "name": "unprobed"}],
+                    "ports": [{"containerPort": 81, "name": "http"}],
                     "livenessProbe": {"httpGet": {"port": "http"}},
                     "readinessProbe": {"tcpSocket": {"port": 82}},
                     "startupProbe": {"grpc": {"port": 83}},
@@ -165,6 +175,18 @@ mod tests {
             probed_ports(json!({"containers": [{"name": "a"}]})),
             Some(vec![])
         );
+    }
+
+    #[test]
+    fn declared_ports_are_probed_if_a_redirect_can_lead_there() {
+        let spec = |probe: serde_json::Value| {
+            let ports = json!([{"containerPort": 8443}, {"containerPort": 53, "protocol": "UDP"}]);
+            json!({"containers": [{"name": "a", "livenessProbe": probe}, {"name": "b", "ports": ports}]})
+        };
+        let by_http = spec(json!({"httpGet": {"port": 8080}}));
+        assert_eq!(probed_ports(by_http), Some(vec![8080, 8443]));
+        let by_tcp = spec(json!({"tcpSocket": {"port": 8080}}));
+        assert_eq!(probed_ports(by_tcp), Some(vec![8080]));
     }
 
     #[test]

@@ -29,6 +29,25 @@ pub(crate) fn explained(node: &Node, name: &str) -> String {
     output_of(node, &["explain", &format!("shop/{name}")])
 }
 
+/// The fields of a pod in the mesh, as JSON.
+const FIELDS: [&str; 15] = [
+    "addresses",
+    "bypasses",
+    "desired",
+    "inputs",
+    "netns",
+    "netnsPath",
+    "pod",
+    "reason",
+    "redirectionAnnotation",
+    "remedy",
+    "rules",
+    "sandbox",
+    "state",
+    "timeline",
+    "ztunnels",
+];
+
 #[test]
 fn a_pod_that_is_in_the_mesh_is_explained_by_name_and_by_uid() {
     let node = Node::running().unwrap();
@@ -77,24 +96,7 @@ fn a_pod_that_is_in_the_mesh_is_explained_by_name_and_by_uid() {
         .keys()
         .cloned()
         .collect();
-    let expected = [
-        "addresses",
-        "bypasses",
-        "desired",
-        "inputs",
-        "netns",
-        "netnsPath",
-        "pod",
-        "reason",
-        "redirectionAnnotation",
-        "remedy",
-        "rules",
-        "sandbox",
-        "state",
-        "timeline",
-        "ztunnels",
-    ];
-    assert_eq!(keys, expected);
+    assert_eq!(keys, FIELDS);
 }
 
 #[test]

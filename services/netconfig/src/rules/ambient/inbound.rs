@@ -51,7 +51,7 @@ fn bypass(settings: &Ambient) -> Vec<Rule> {
 }
 
 /// Exempts the kubelet's probes of the pod's own ports. A probe of another pod may name any address and port, and would
-/// be a way past ztunnel for the other pod's author.
+/// be a way past ztunnel for the other pod's author (decision 98).
 fn probes(settings: &Ambient) -> Vec<Rule> {
     let sources = settings.probe_sources.iter().copied().map(Network::host);
     let sources = sources.filter(|source| is_captured(settings, *source));
