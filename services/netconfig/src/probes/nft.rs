@@ -2,6 +2,8 @@
 
 use std::{io, net::IpAddr};
 
+use inpod_types::with_causes;
+
 use super::{
     ProbeSetError, ProbeSettings,
     refcount::{Action, Elements, decide_action},
@@ -165,22 +167,26 @@ impl Nft {
         require_none(left, ProbeSetError::Differs)
     }
 
-    /// Writes no table of family bridge if the kernel was built without that family.
+    /// Writes no table of family bridge if the kernel refuses the table, as a kernel without that family does: probes
+    /// must not fail for lack of a defense.
     fn write_tables(
         &mut self,
         sets: &[(AddressSet, Vec<(IpAddr, &str)>)],
     ) -> Result<(), KernelError> {
         let written = retry_on_race(|| self.nftables.replace_tables(&self.wanted, &tag(), sets));
-        let is_lacking = |error: &KernelError| error.is(nix::Error::EOPNOTSUPP);
-        let is_bridge = |table: &Table| table.family == TableFamily::Bridge;
+        let mut without_bridge = self.wanted.clone();
+        without_bridge.retain(|table| table.family != TableFamily::Bridge);
         match written {
-            Err(error) if is_lacking(&error) && self.wanted.iter().any(is_bridge) => {
+            Err(error) if without_bridge.len() < self.wanted.len() => {
+                retry_on_race(|| self.nftables.replace_tables(&without_bridge, &tag(), sets))?;
+                let error = with_causes(&error);
                 tracing::warn!(
-                    "The kernel has no nf_tables for bridges (CONFIG_NF_TABLES_BRIDGE): behind the same bridge, a pod \
-                     with CAP_NET_RAW can reach a pod of the mesh past ztunnel"
+                    error,
+                    "Cannot write nf_tables for bridges (CONFIG_NF_TABLES_BRIDGE): behind the same bridge, a pod with \
+                     CAP_NET_RAW can reach a pod of the mesh past ztunnel"
                 );
-                self.wanted.retain(|table| !is_bridge(table));
-                retry_on_race(|| self.nftables.replace_tables(&self.wanted, &tag(), sets))
+                self.wanted = without_bridge;
+                Ok(())
             }
             written => written,
         }

@@ -1,6 +1,11 @@
 //! The set's repair after others' changes.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
 
 use netconfig::probes::ProbeSettings;
 
@@ -69,6 +74,28 @@ fn a_complete_read_repairs_changed_rules_and_elements() {
     ] {
         is_repaired(damage, Duration::ZERO);
     }
+}
+
+/// Another process owns a table of the name, as a kernel without tables of family bridge refuses the table.
+#[test]
+fn a_refused_table_for_bridges_leaves_probes_exempt() {
+    let place = Place::new();
+    let mut nft = Command::new("nft");
+    nft.arg("-i").stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut owner = place.node.run(move || nft.spawn()).unwrap();
+    let mut input = owner.stdin.take().unwrap();
+    writeln!(input, "add table bridge inpod-host {{ flags owner; }}").unwrap();
+    within(LIMIT, "the table has an owner", || {
+        place.node.nft("list tables").contains("inpod-host")
+    });
+    let host = OnNode::start(&place.node, ProbeSettings::default());
+    host.set_addresses("c1", &POD);
+    for to in POD {
+        assert_eq!(place.probe(0, to), spared(to));
+    }
+    assert!(host.is_ok("probe-set"));
+    drop(input);
+    owner.wait().unwrap();
 }
 
 /// A test of times, which nothing may disturb.
