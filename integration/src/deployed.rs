@@ -174,11 +174,11 @@ impl DeployedNode {
         let node = &self.node;
         let shipped = container.environment.iter();
         let shipped = shipped.map(|(variable, value)| (variable.clone(), value.into()));
-        let own = [
-            ("INPOD_RUN_DIR", node.run_dir()),
-            ("INPOD_HOST_CGROUPS", host_cgroups().into()),
-        ]
-        .into_iter();
+        // An earlier revision under measurement knows no such setting.
+        let cgroups = Some(host_cgroups()).filter(|all| !all.is_empty());
+        let cgroups = cgroups.map(|all| ("INPOD_HOST_CGROUPS", all.into()));
+        let own = [("INPOD_RUN_DIR", node.run_dir())].into_iter();
+        let own = own.chain(cgroups);
         let elsewhere = match container.name.as_str() {
             "pod-events" => vec![
                 ("INPOD_NODE_NAME", node.name().into()),
