@@ -218,7 +218,7 @@ need_kubectl() { kubernetes_program kubectl KUBECTL 'about three'; }
 # Everything for a cluster of one node.
 need_kubernetes() {
   # helm asks this server for its version, which programs that were built before did not know.
-  need_apiserver && kubernetes_program kube-apiserver KUBE_APISERVER 'about ten' -versioned && need_kubectl && need_runtimes && need_commands strip:binutils pgrep:procps
+  need_apiserver && kubernetes_program kube-apiserver KUBE_APISERVER 'about ten' -versioned && need_kubectl && need_runtimes && need_commands strip:binutils pgrep:procps ipset:ipset
   need_helm
   kubernetes_program kube-controller-manager KUBE_CONTROLLER_MANAGER 'a few'
   kubernetes_program kube-scheduler KUBE_SCHEDULER 'a few'
