@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use inpod_cni_config::INPOD_CNI;
+use crate::INPOD_CNI;
 use inpod_service::read_bounded;
 
 use crate::{error::BinaryError, files};

@@ -4,7 +4,7 @@ use std::{
     time::Duration,
 };
 
-use inpod_cni_config::is_loaded;
+use crate::is_loaded;
 use inpod_service::Key;
 use inpod_types::NamespaceName;
 use serde::{Deserialize, Deserializer, de::Error as _};

@@ -1,7 +1,7 @@
 //! Renders inpod's entry in a conflist.
 
+use crate::{Entry, INPOD_CNI};
 use inpod_cni::config::{AgentUnavailable, Level};
-use inpod_cni_config::{Entry, INPOD_CNI};
 use serde_json::{Map, Value, json};
 
 use crate::config::Config;
@@ -73,8 +73,8 @@ fn format_level(level: Level) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use crate::{Conf, Conflist};
     use inpod_cni::config::NetworkConfig;
-    use inpod_cni_config::{Conf, Conflist};
 
     use super::*;
     use crate::plan::testing::config;

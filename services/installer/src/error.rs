@@ -41,7 +41,7 @@ pub enum RecordError {
 #[derive(Debug, thiserror::Error)]
 pub enum ChainError {
     #[error(transparent)]
-    Read(#[from] inpod_cni_config::ReadError),
+    Read(#[from] crate::ReadError),
     /// Only time or an operator can resolve the problem.
     #[error(transparent)]
     PlanError(#[from] PlanError),

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use inpod_cni_config::{Directory, ISTIO_CNI};
+use crate::{Directory, ISTIO_CNI};
 
 /// Recognizes the component by its files and returns the remedy; returns `None` if no known component is present.
 pub fn remedy_for(directory: &Directory, others: &[String]) -> Option<&'static str> {
@@ -35,14 +35,12 @@ pub fn remedy_for(directory: &Directory, others: &[String]) -> Option<&'static s
 pub(crate) fn unloaded_names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    names
-        .filter(|name| !inpod_cni_config::is_loaded(name))
-        .collect()
+    names.filter(|name| !crate::is_loaded(name)).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use inpod_cni_config::NetworkFile;
+    use crate::NetworkFile;
 
     use super::*;
 

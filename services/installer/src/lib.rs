@@ -7,19 +7,27 @@
 
 pub mod backoff;
 pub mod binary;
+mod cni_dirs;
 mod command;
+mod conf;
 pub mod config;
+mod conflist;
+mod directory;
 pub mod entry;
 pub mod error;
 pub mod files;
+mod json;
 mod kill_switch;
 pub mod known_conflicts;
+mod malformed;
 pub mod metrics;
 pub mod mode;
 pub mod plan;
+mod platforms;
 pub mod reconcile;
 pub mod record;
 pub mod removal;
+mod runtimes;
 mod schedule;
 pub mod steps;
 mod uninstall;
@@ -27,7 +35,23 @@ mod watcher;
 
 use std::process::ExitCode;
 
+pub use crate::{
+    cni_dirs::{CniDirs, Origin, find_dirs},
+    conf::Conf,
+    conflist::{Conflist, Entry, Plugin, edit::json_eq},
+    directory::{Directory, Loaded, NetworkFile, is_loaded},
+    malformed::{Malformed, ReadError},
+    platforms::{PLATFORMS, Platform},
+    runtimes::{RuntimeConfig, containerd, crio},
+};
+
 use crate::config::Config;
+
+/// The name of inpod's executable, which is the `type` in a conflist.
+pub const INPOD_CNI: &str = "inpod-cni";
+
+/// The `type` of Istio's plugin, which inpod replaces.
+pub const ISTIO_CNI: &str = "istio-cni";
 
 pub const SERVICE: inpod_service::Service = inpod_service::Service {
     name: "installer",

@@ -6,9 +6,7 @@ use std::{
     path::Path,
 };
 
-use inpod_cni_config::{
-    Conflist, Directory, Entry, INPOD_CNI, ISTIO_CNI, Loaded, NetworkFile, json_eq,
-};
+use crate::{Conflist, Directory, Entry, INPOD_CNI, ISTIO_CNI, Loaded, NetworkFile, json_eq};
 
 use crate::{
     config::Config,

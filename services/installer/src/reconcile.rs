@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::{Directory, INPOD_CNI};
 use anyhow::Context as _;
-use inpod_cni_config::{Directory, INPOD_CNI};
 use inpod_service::uds;
 use nix::fcntl::Flock;
 
@@ -320,7 +320,7 @@ fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
 
 /// Returns the directories from the settings, or else the directories of the runtime.
 fn dirs(config: &Config) -> Dirs {
-    let (found, unreadable) = inpod_cni_config::find_dirs(&config.host_root);
+    let (found, unreadable) = crate::find_dirs(&config.host_root);
     for (path, why) in unreadable {
         tracing::debug!(path = %path.display(), why, "Cannot read the runtime's configuration");
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use inpod_cni_config::{Conflist, Directory, Entry, INPOD_CNI, ISTIO_CNI, Loaded, NetworkFile};
+use crate::{Conflist, Directory, Entry, INPOD_CNI, ISTIO_CNI, Loaded, NetworkFile};
 
 use crate::{
     plan::{DesiredChain, FileState, Plan},
@@ -142,7 +142,7 @@ fn has_istio_entry(content: &Content) -> bool {
 
 /// Returns whether the text is a single configuration of istio-cni.
 fn is_istio_conf(text: &[u8]) -> bool {
-    inpod_cni_config::Conf::parse(text).is_ok_and(|conf| conf.kind() == ISTIO_CNI)
+    crate::Conf::parse(text).is_ok_and(|conf| conf.kind() == ISTIO_CNI)
 }
 
 fn istio_entry(entry: &Content) -> Entry {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use inpod_cni_config::Directory;
+use crate::Directory;
 
 use crate::{
     error::ChainError,

@@ -6,9 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::ISTIO_CNI;
 use anyhow::Context as _;
 use inpod_cni::enrolled::EnrolledNamespaces;
-use inpod_cni_config::ISTIO_CNI;
 use inpod_service::uninstall::{self, Marker, UninstallMode};
 
 use crate::{error::ChainError, files, reconcile::Installer, record::Record, removal::Restore};

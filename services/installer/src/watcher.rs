@@ -6,9 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::INPOD_CNI;
 use futures_util::{FutureExt as _, StreamExt as _};
 use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchMask};
-use inpod_cni_config::INPOD_CNI;
 
 type Identity = (u64, u64);
 
@@ -79,7 +79,7 @@ fn is_relevant(event: &io::Result<EventOwned>) -> bool {
     let Ok(event) = event else { return true };
     let name = event.name.as_ref().map(|name| name.to_string_lossy());
     let is_file = !event.mask.contains(EventMask::ISDIR);
-    name.is_none_or(|name| is_file && (name == INPOD_CNI || inpod_cni_config::is_loaded(&name)))
+    name.is_none_or(|name| is_file && (name == INPOD_CNI || crate::is_loaded(&name)))
 }
 
 fn identity_of(path: &Path) -> io::Result<Identity> {

@@ -2,9 +2,9 @@
 //! order of their names. containerd uses the first file and fails if the file is invalid; CRI-O continues with the next
 //! file.
 
-pub(crate) use inpod_cni_config::INPOD_CNI as PLUGIN;
-use inpod_cni_config::{NetworkFile, is_loaded};
 use inpod_types::with_causes;
+pub(crate) use installer::INPOD_CNI as PLUGIN;
+use installer::{NetworkFile, is_loaded};
 
 use crate::host_fs::{HostFs, Observed};
 

@@ -1,4 +1,4 @@
-use inpod_cni_config::{Directory, NetworkFile};
+use crate::{Directory, NetworkFile};
 
 use crate::config::{Config, KEYS};
 

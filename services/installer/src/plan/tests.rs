@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use inpod_cni_config::{Directory, NetworkFile};
+use crate::{Directory, NetworkFile};
 
 use super::{
     testing::{config, directory},

@@ -32,7 +32,7 @@ fn cilium(dir: &Path) -> usize {
     let mut taken = 0;
     for entry in fs::read_dir(dir).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        if inpod_cni_config::is_loaded(&name) && name != "05-cilium.conflist" {
+        if installer::is_loaded(&name) && name != "05-cilium.conflist" {
             fs::rename(dir.join(&name), dir.join(format!("{name}.cilium_bak"))).unwrap_or_default();
             taken += 1;
         }

@@ -26,7 +26,7 @@ const MIN_CHANGES: u32 = 20;
 fn is_in_the_chain(host: &Host, mode: &str, point: &str) -> bool {
     for (path, (content, ..)) in host.tree("etc") {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        let is_whole = !inpod_cni_config::is_loaded(&name) || types(&content).is_some();
+        let is_whole = !installer::is_loaded(&name) || types(&content).is_some();
         assert!(is_whole, "{point}: {name}");
     }
     let text = host.read("10-calico.conflist").unwrap();

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use inpod_cni_config::{INPOD_CNI as PLUGIN, Origin};
+use installer::{INPOD_CNI as PLUGIN, Origin};
 
 use super::{super::facts::Plugin, state::inode};
 use crate::host_fs::{HostFs, Observed};
@@ -42,7 +42,7 @@ pub(super) fn sockets(root: &HostFs) -> Vec<String> {
 /// Returns the configured CNI directories of the runtime, or else the defaults of the platform, or else the defaults of
 /// all runtimes.
 pub(super) fn directories(root: &HostFs) -> Directories {
-    let (places, unread) = inpod_cni_config::find_dirs(&root.at("/"));
+    let (places, unread) = installer::find_dirs(&root.at("/"));
     let mut source = match &places.origin {
         Origin::File(file) => format!("from {}", file.display()),
         Origin::Platform(name) => format!("default of {name}"),
