@@ -9,6 +9,7 @@ mod common {
     pub(crate) mod cluster;
     pub(crate) mod flows;
     pub(crate) mod incumbent;
+    pub(crate) mod installer_host;
     pub(crate) mod mesh;
     pub(crate) mod scripted;
     pub(crate) mod ztunnel_pod;

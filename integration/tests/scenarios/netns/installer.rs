@@ -3,7 +3,6 @@
 
 mod binary;
 mod chain;
-mod host;
 mod hostile;
 mod killed;
 mod leaving;

@@ -9,7 +9,7 @@ use std::{
 use integration::{bin, guard, install_program, run};
 use nix::sys::signal::Signal;
 
-use crate::netns::installer::host::{Host, PRIMARY};
+use crate::common::installer_host::{Host, PRIMARY};
 
 #[test]
 fn the_real_plugin_is_upgraded_while_it_is_executed() {

@@ -4,9 +4,9 @@ use std::{thread, time::Duration};
 
 use nix::sys::signal::Signal;
 
-use crate::netns::installer::{
-    host::{Host, PRIMARY},
-    reader::{Reader, types},
+use crate::{
+    common::installer_host::{Host, PRIMARY},
+    netns::installer::reader::{Reader, types},
 };
 
 const SINGLE: &str = "{\"type\":\"bridge\",\"name\":\"k8s\",\"cniVersion\":\"0.4.0\"}\n";
@@ -154,7 +154,7 @@ fn the_directories_are_read_from_the_runtimes_configuration() {
         k3s,
     )
     .unwrap();
-    crate::netns::installer::host::put(&host.path("k3s/net.d"), "10-flannel.conflist", PRIMARY);
+    crate::common::installer_host::put(&host.path("k3s/net.d"), "10-flannel.conflist", PRIMARY);
     host.start_ready(&[]);
     assert!(
         host.path("k3s/net.d/02-inpod.conflist").exists()

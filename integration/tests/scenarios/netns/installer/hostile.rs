@@ -11,9 +11,9 @@ use std::{
     time::Duration,
 };
 
-use crate::netns::installer::{
-    host::{Host, PRIMARY, put},
-    reader::{Reader, types},
+use crate::{
+    common::installer_host::{Host, PRIMARY, put},
+    netns::installer::reader::{Reader, types},
 };
 
 const CILIUM: &str = "{\n  \"cniVersion\": \"0.3.1\",\n  \"name\": \"cilium\",\n  \"plugins\": [ { \"type\": \"cilium-cni\", \"enable-debug\": false } ]\n}\n";

@@ -4,9 +4,9 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 
-use crate::netns::installer::{
-    host::{Host, PRIMARY},
-    reader::{Reader, types},
+use crate::{
+    common::installer_host::{Host, PRIMARY},
+    netns::installer::reader::{Reader, types},
 };
 
 /// The system calls by which files change, as strace counts them: each kind by itself. An architecture lacks some.

@@ -7,7 +7,7 @@ use std::{
 
 use nix::sys::signal::Signal;
 
-use crate::netns::installer::host::{Host, PRIMARY};
+use crate::common::installer_host::{Host, PRIMARY};
 
 const INCUMBENTS: &str = "{\"name\":\"k8s\",\"cniVersion\":\"0.3.1\",\"plugins\":[{\"type\":\"calico\"},\n {\"type\":\"istio-cni\",\"x\":[1]}]}";
 const SINGLE: &str = "{\"type\":\"bridge\",\"name\":\"k8s\",\"cniVersion\":\"0.4.0\"}\n";
