@@ -58,7 +58,7 @@ impl Invocation {
         let verb = variables.verb()?;
         if verb == Verb::Version {
             // Before spec 1.0.0, VERSION had no input; the answer lets the runtime choose a version.
-            return Ok(Self::Version(SpecVersion::for_reply(stdin)));
+            return Ok(Self::Version(choose_report_version(stdin)));
         }
         let config = NetworkConfig::parse(stdin)?;
         verb.require_version(config.version)?;
@@ -97,6 +97,16 @@ impl Invocation {
             Self::Gc(_) | Self::Status(_) | Self::Version(_) => None,
         }
     }
+}
+
+/// Chooses the newest version for a stdin of 0.1.0 or without a version, because 0.1.0 has no VERSION. Plugins in Go
+/// report the newest version for every stdin.
+fn choose_report_version(stdin: &[u8]) -> SpecVersion {
+    let requested = SpecVersion::for_reply(stdin);
+    if requested < Verb::Version.since() {
+        return SpecVersion::NEWEST;
+    }
+    requested
 }
 
 impl Attachment {

@@ -9,6 +9,10 @@ use crate::error::{CniError, ErrorCode};
 /// A version of the CNI spec; a later version compares as greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SpecVersion {
+    /// 0.1.0: results have at most one address of each family. A configuration without a version has this version.
+    V0_1_0,
+    /// 0.2.0: adds VERSION.
+    V0_2_0,
     /// 0.3.0: results have several addresses and interfaces, and plugins form a chain.
     V0_3_0,
     V0_3_1,
@@ -21,7 +25,9 @@ pub enum SpecVersion {
 }
 
 impl SpecVersion {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
+        Self::V0_1_0,
+        Self::V0_2_0,
         Self::V0_3_0,
         Self::V0_3_1,
         Self::V0_4_0,
@@ -33,6 +39,8 @@ impl SpecVersion {
 
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::V0_1_0 => "0.1.0",
+            Self::V0_2_0 => "0.2.0",
             Self::V0_3_0 => "0.3.0",
             Self::V0_3_1 => "0.3.1",
             Self::V0_4_0 => "0.4.0",
@@ -41,16 +49,16 @@ impl SpecVersion {
         }
     }
 
-    /// Returns the version named in the configuration, even if nothing else can be parsed, or else the newest.
+    /// Returns the version of the configuration, even if nothing else can be parsed, or else the newest.
     pub fn for_reply(stdin: &[u8]) -> Self {
         #[derive(Deserialize)]
         struct Request<'a> {
             #[serde(rename = "cniVersion")]
-            version: &'a str,
+            version: Option<&'a str>,
         }
         let request = serde_json::from_slice::<Request<'_>>(stdin).ok();
         request
-            .and_then(|request| request.version.parse().ok())
+            .and_then(|request| request.version.unwrap_or_default().parse().ok())
             .unwrap_or(Self::NEWEST)
     }
 
@@ -60,7 +68,7 @@ impl SpecVersion {
         #[serde(rename_all = "camelCase")]
         struct Report {
             cni_version: &'static str,
-            supported_versions: [&'static str; 5],
+            supported_versions: [&'static str; SpecVersion::ALL.len()],
         }
         let report = Report {
             cni_version: self.as_str(),
@@ -79,7 +87,12 @@ impl fmt::Display for SpecVersion {
 impl FromStr for SpecVersion {
     type Err = CniError;
 
+    /// Parses an empty text as 0.1.0: libcni passes `"cniVersion": ""` for a list without a version (`buildOneConfig`),
+    /// and plugins in Go read a missing or empty version as 0.1.0 (`create.DecodeVersion`).
     fn from_str(text: &str) -> Result<Self, CniError> {
+        if text.is_empty() {
+            return Ok(Self::V0_1_0);
+        }
         let found = Self::ALL.into_iter().find(|known| known.as_str() == text);
         found.ok_or_else(|| {
             let supported = Self::ALL.map(Self::as_str).join(", ");
@@ -110,10 +123,11 @@ mod tests {
 
     #[test]
     fn an_unknown_version_is_error_1_and_lists_the_supported_ones() {
-        for text in ["", "0.2.0", "1.2.0", "1.0", "v1.0.0"] {
+        for text in ["0.0.0", "0.5.0", "1.2.0", "1.0", "v1.0.0", " "] {
             let error = text.parse::<SpecVersion>().unwrap_err();
             assert_eq!(error.code, ErrorCode::IncompatibleVersion, "{text}");
-            assert!(error.msg.contains("0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0"));
+            let listed = "0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0";
+            assert!(error.msg.ends_with(listed), "{error}");
         }
     }
 
@@ -121,8 +135,24 @@ mod tests {
     fn the_report_is_in_the_version_that_was_asked() {
         assert_eq!(
             SpecVersion::for_reply(br#"{"cniVersion":"1.0.0"}"#).report(),
-            r#"{"cniVersion":"1.0.0","supportedVersions":["0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}"#
+            r#"{"cniVersion":"1.0.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}"#
         );
+    }
+
+    #[test]
+    fn a_missing_or_empty_version_is_0_1_0() {
+        for stdin in [
+            "{}",
+            r#"{"name":7}"#,
+            r#"{"cniVersion":""}"#,
+            r#"{"cniVersion":null}"#,
+        ] {
+            assert_eq!(
+                SpecVersion::for_reply(stdin.as_bytes()),
+                SpecVersion::V0_1_0,
+                "{stdin}"
+            );
+        }
     }
 
     #[test]

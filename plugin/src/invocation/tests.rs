@@ -125,12 +125,17 @@ fn what_is_illegal_is_error_4_and_named() {
 #[test]
 fn a_verb_is_refused_in_versions_that_do_not_know_it() {
     for (verb, version, known) in [
-        ("ADD", "0.3.0", true),
-        ("DEL", "0.3.0", true),
+        ("ADD", "0.1.0", true),
+        ("DEL", "0.1.0", true),
+        ("ADD", "0.2.0", true),
+        ("CHECK", "0.1.0", false),
+        ("CHECK", "0.2.0", false),
         ("CHECK", "0.3.1", false),
         ("CHECK", "0.4.0", true),
+        ("STATUS", "0.1.0", false),
         ("STATUS", "1.0.0", false),
         ("STATUS", "1.1.0", true),
+        ("GC", "0.2.0", false),
         ("GC", "1.0.0", false),
     ] {
         let config = CONFIG.replace("1.1.0", version);
@@ -139,6 +144,24 @@ fn a_verb_is_refused_in_versions_that_do_not_know_it() {
         if let Err(error) = parsed {
             assert_eq!(error.code, ErrorCode::IncompatibleVersion);
             assert!(error.msg.contains(verb) && error.msg.contains(version));
+        }
+    }
+}
+
+#[test]
+fn a_configuration_without_a_version_is_one_of_0_1_0() {
+    for config in [
+        CONFIG.replace("1.1.0", ""),
+        CONFIG.replace(r#""cniVersion":"1.1.0","#, ""),
+    ] {
+        for verb in ["ADD", "DEL"] {
+            let parsed = parse(&variables(verb), &config).unwrap();
+            assert_eq!(parsed.config().unwrap().version, SpecVersion::V0_1_0);
+        }
+        for verb in ["CHECK", "GC", "STATUS"] {
+            let error = parse(&variables(verb), &config).unwrap_err();
+            assert_eq!(error.code, ErrorCode::IncompatibleVersion);
+            assert!(error.msg.ends_with("the configuration has 0.1.0"));
         }
     }
 }
@@ -154,7 +177,14 @@ fn a_gc_without_its_list_is_refused() {
 
 #[test]
 fn version_is_answered_whatever_comes_with_it() {
-    for stdin in ["", "{", r#"{"cniVersion":"9"}"#] {
+    for stdin in [
+        "",
+        "{",
+        "{}",
+        r#"{"cniVersion":""}"#,
+        r#"{"cniVersion":"0.1.0"}"#,
+        r#"{"cniVersion":"9"}"#,
+    ] {
         let probe = Variables {
             ifname: Some("dummy".to_owned()),
             netns: Some("dummy".to_owned()),

@@ -29,9 +29,10 @@ impl Verb {
     }
 
     /// Returns the first spec version that defines the verb.
-    fn since(self) -> SpecVersion {
+    pub(super) fn since(self) -> SpecVersion {
         match self {
-            Self::Add | Self::Del | Self::Version => SpecVersion::V0_3_0,
+            Self::Add | Self::Del => SpecVersion::V0_1_0,
+            Self::Version => SpecVersion::V0_2_0,
             Self::Check => SpecVersion::V0_4_0,
             Self::Gc | Self::Status => SpecVersion::V1_1_0,
         }

@@ -12,11 +12,15 @@ use tonic::Status;
 use crate::{
     fake_agent::{FakeAgent, Question, Script},
     node::{Node, TIMEOUT},
-    recorded::{self, Recorded},
+    recorded::{self, LEGACY, Recorded},
 };
 
 fn containerds_add() -> Recorded {
     Recorded::number("04")
+}
+
+fn legacy_add(version: &str, keys: &str) -> Recorded {
+    containerds_add().with_configuration(version, keys)
 }
 
 /// Returns the request that a recorded ADD leads to.
@@ -174,6 +178,52 @@ fn without_a_prev_result_an_empty_result_is_printed_and_no_address_sent() {
         panic!("another question");
     };
     assert!(question.addresses.is_empty());
+}
+
+#[test]
+fn a_legacy_prev_result_passes_with_its_addresses_known() {
+    for (version, result_version) in LEGACY {
+        let prev_result = format!(
+            r#"{{"cniVersion":"{result_version}","ip4":{{"ip":"10.88.0.2/16","gateway":"10.88.0.1"}},"ip6":{{"ip":"fd77::2/64"}},"dns":{{}}}}"#
+        );
+        let call = legacy_add(version, &format!(r#","prevResult":{prev_result}"#));
+        let node = Node::new();
+        let agent = FakeAgent::on(&node, Script::Accept);
+        node.run(&call).printed(&prev_result);
+        let (Question::Add(question), _) = agent.only() else {
+            panic!("another question");
+        };
+        assert_eq!(question.addresses, ["10.88.0.2", "fd77::2"], "{version}");
+    }
+}
+
+#[test]
+fn a_legacy_add_without_prev_result_prints_an_empty_result() {
+    for (version, result_version) in LEGACY {
+        let node = Node::new();
+        let _agent = FakeAgent::on(&node, Script::Accept);
+        let empty = format!(r#"{{"cniVersion":"{result_version}","dns":{{}}}}"#);
+        node.run(&legacy_add(version, "")).printed(&empty);
+    }
+}
+
+#[test]
+fn an_error_of_a_legacy_call_has_the_version_of_the_call() {
+    for (version, result_version) in LEGACY {
+        let invalid = legacy_add(version, r#","prevResult":{"ip4":{"ip":"10.88.0/16"}}"#);
+        for (call, code) in [
+            (invalid, 7),
+            (legacy_add(version, "").with_var("CNI_COMMAND", "CHECK"), 1),
+            (legacy_add(version, "").without_var("CNI_NETNS"), 4),
+        ] {
+            let error = Node::new().run(&call).error();
+            assert_eq!(
+                (&error["code"], &error["cniVersion"]),
+                (&code.into(), &result_version.into()),
+                "{error}"
+            );
+        }
+    }
 }
 
 #[test]

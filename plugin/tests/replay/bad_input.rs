@@ -25,7 +25,8 @@ fn a_stdin_that_is_no_configuration_is_refused_and_named() {
         (b"\xff\xfe", 6),
         (cut, 6),
         (&ten_megabytes, 6),
-        (b"{}", 1),
+        (b"{}", 7),
+        (br#"{"cniVersion":"1.2.0"}"#, 1),
         (br#"{"cniVersion":"9.0.0"}"#, 1),
         (br#"{"cniVersion":"1.0.0","name":7,"type":"x"}"#, 7),
     ] {
@@ -44,6 +45,23 @@ fn the_error_has_the_version_of_the_configuration() {
         (4, &"1.0.0".into())
     );
     assert!(run.error()["msg"].as_str().unwrap().contains("CNI_NETNS"));
+}
+
+#[test]
+fn a_version_after_the_newest_is_error_1_with_the_list_of_versions() {
+    let mut call = containerds_add();
+    call.stdin = call.stdin.replacen("1.0.0", "1.2.0", 1);
+    let error = Node::new().run(&call).error();
+    assert_eq!(
+        (&error["code"], &error["cniVersion"]),
+        (&1.into(), &"1.1.0".into())
+    );
+    let msg = error["msg"].as_str().unwrap();
+    assert!(msg.contains("\"1.2.0\""), "{msg}");
+    assert!(
+        msg.contains("0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0"),
+        "{msg}"
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use tonic::Status;
 use crate::{
     fake_agent::{FakeAgent, Question, Script},
     node::{Node, TIMEOUT},
-    recorded::{self, Recorded},
+    recorded::{self, LEGACY, Recorded},
 };
 
 fn containerds_del() -> Recorded {
@@ -43,6 +43,17 @@ fn every_recorded_del_reaches_the_agent_with_or_without_netns_and_prev_result() 
         };
         assert_eq!(agent.questions(), questions, "{}", call.name);
         assert!(node.spooled().is_empty(), "{}", call.name);
+    }
+}
+
+#[test]
+fn a_del_of_a_legacy_version_reaches_the_agent() {
+    for (version, _) in LEGACY {
+        let call = containerds_del().with_configuration(version, "");
+        let node = Node::new();
+        let agent = FakeAgent::on(&node, Script::Accept);
+        node.run(&call).printed("");
+        assert_eq!(agent.questions(), [expected(&call)], "{version}");
     }
 }
 

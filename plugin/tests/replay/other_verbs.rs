@@ -26,7 +26,7 @@ fn podmans_version_probe_is_answered_from_constants() {
     let call = Recorded::number("20");
     let run = Node::new().run_with(&call, call.stdin.as_bytes());
     run.printed(
-        r#"{"cniVersion":"1.0.0","supportedVersions":["0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}"#,
+        r#"{"cniVersion":"1.0.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}"#,
     );
 }
 
@@ -34,7 +34,7 @@ fn podmans_version_probe_is_answered_from_constants() {
 fn version_needs_no_stdin() {
     let run = Node::new().run_with(&Recorded::number("20"), b"");
     run.printed(
-        r#"{"cniVersion":"1.1.0","supportedVersions":["0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}"#,
+        r#"{"cniVersion":"1.1.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}"#,
     );
 }
 

@@ -5,6 +5,14 @@ use std::{collections::BTreeMap, fs, path::Path};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+/// The key `cniVersion` of configurations without a version, or of 0.1.0 or 0.2.0, and the version of the plugin's reply.
+pub(crate) const LEGACY: [(&str, &str); 4] = [
+    ("", "0.1.0"),
+    (r#""cniVersion":"","#, "0.1.0"),
+    (r#""cniVersion":"0.1.0","#, "0.1.0"),
+    (r#""cniVersion":"0.2.0","#, "0.2.0"),
+];
+
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Recorded {
     #[serde(skip)]
@@ -28,6 +36,12 @@ impl Recorded {
 
     pub(crate) fn with_var(mut self, name: &str, value: &str) -> Self {
         self.env.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    /// Replaces stdin by a configuration with this version and these further keys.
+    pub(crate) fn with_configuration(mut self, version: &str, keys: &str) -> Self {
+        self.stdin = format!(r#"{{{version}"name":"feasnet","type":"inpod-cni"{keys}}}"#);
         self
     }
 

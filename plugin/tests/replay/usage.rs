@@ -8,7 +8,7 @@ use crate::{
 const VERSION: &str = concat!(
     "inpod-cni ",
     env!("CARGO_PKG_VERSION"),
-    "\nCNI protocol versions supported: 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n"
+    "\nCNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n"
 );
 
 fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
