@@ -107,10 +107,11 @@ impl Chain {
     pub(crate) fn configure_alone(
         &self,
         network: &str,
+        version: &str,
         keys: &[(&str, Value)],
     ) -> anyhow::Result<()> {
         let entry = self.entry(keys);
-        let list = json!({"cniVersion": "1.1.0", "name": network, "plugins": [entry]});
+        let list = json!({"cniVersion": version, "name": network, "plugins": [entry]});
         self.write("20-alone.conflist", &list)
     }
 

@@ -18,7 +18,7 @@ use crate::runtime::{
 };
 
 /// The network that has only our plugin.
-const ALONE: &str = "alone";
+pub(crate) const ALONE: &str = "alone";
 
 /// A node with a chain and cnitool.
 pub(crate) struct Tool {
@@ -33,7 +33,7 @@ impl Tool {
         let dir = node.manifests().with_file_name("cnitool");
         fs::create_dir_all(dir.join("var")).unwrap();
         let chain = Chain::install(&node, &dir).unwrap();
-        chain.configure_alone(ALONE, &[]).unwrap();
+        chain.configure_alone(ALONE, "1.1.0", &[]).unwrap();
         Self { chain, dir, node }
     }
 
@@ -86,7 +86,7 @@ impl Tool {
         stdout
     }
 
-    fn refused(&self, verb: &str, network: &str, netns: &Path, pod: &str) -> String {
+    pub(crate) fn refused(&self, verb: &str, network: &str, netns: &Path, pod: &str) -> String {
         let output = self.call(verb, network, netns, pod);
         assert!(!output.status.success(), "{verb} succeeded");
         [output.stdout, output.stderr]
@@ -292,7 +292,7 @@ fn the_collection_of_garbage_drops_what_its_network_no_longer_has_and_nothing_el
     assert_eq!(networks().len(), 2);
     // Other keys of a configuration reach the plugin unchanged.
     tool.chain
-        .configure_alone(ALONE, &[("cni.dev/valid-attachments", json!([]))])
+        .configure_alone(ALONE, "1.1.0", &[("cni.dev/valid-attachments", json!([]))])
         .unwrap();
     tool.done("gc", ALONE, pod.path(), "");
     assert_eq!(networks(), [NETWORK]);
