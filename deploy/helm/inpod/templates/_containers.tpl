@@ -89,6 +89,9 @@
   - {name: state, mountPath: /host{{ $values.stateDir }}}
   - {name: cni-conf, mountPath: /host{{ $values.cniConfDir }}}
   - {name: cni-bin, mountPath: /host{{ $values.cniBinDir }}}
+  {{- if ne $values.runtimeConfigDir "none" }}
+  - {name: runtime-config, mountPath: /host{{ $values.runtimeConfigDir }}, readOnly: true}
+  {{- end }}
   - {name: leave, mountPath: /etc/inpod/leave, readOnly: true}
   {{- include "inpod.inPod" . | trim | nindent 2 }}
 {{- end }}
@@ -108,6 +111,10 @@
 {{ include "inpod.hostPath" (list "plugin-state" (printf "%s/plugin" $values.stateDir) "DirectoryOrCreate") }}
 {{ include "inpod.hostPath" (list "cni-conf" $values.cniConfDir "DirectoryOrCreate") }}
 {{ include "inpod.hostPath" (list "cni-bin" $values.cniBinDir "DirectoryOrCreate") }}
+{{- if ne $values.runtimeConfigDir "none" }}
+{{- /* No type of hostPath admits a missing directory: without a type, the runtime creates it instead of the kubelet. */}}
+{{ include "inpod.hostPath" (list "runtime-config" $values.runtimeConfigDir "DirectoryOrCreate") }}
+{{- end }}
 {{- if eq $values.topology "combined" }}
 {{ include "inpod.hostPath" (list "ztunnel" $values.ztunnelDir "DirectoryOrCreate") }}
 {{- end }}

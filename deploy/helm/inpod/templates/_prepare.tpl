@@ -26,6 +26,7 @@ the first inclusion does anything. */}}
 {{- define "inpod.defaults" -}}
 cniBinDir: /opt/cni/bin
 cniConfDir: /etc/cni/net.d
+runtimeConfigDir: /etc/containerd
 cniNetnsDir: /var/run/netns
 chained: true
 ztunnelPods: istio-system/app=ztunnel

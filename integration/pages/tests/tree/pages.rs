@@ -90,6 +90,7 @@ fn the_page_names_every_path_of_the_node_that_a_container_is_given() {
             let place = match place {
                 "CONF" => "cniConfDir",
                 "BIN" => "cniBinDir",
+                "RUNTIME" => "runtimeConfigDir",
                 "NETNS" => "cniNetnsDir",
                 path => path,
             };

@@ -137,7 +137,8 @@ fn meant(platform: &Platform, rights: &Rights) -> BTreeMap<String, (String, Stri
         }
         let place = place
             .replace("CONF", platform.conf)
-            .replace("BIN", platform.bin);
+            .replace("BIN", platform.bin)
+            .replace("RUNTIME", platform.runtime());
         let path = place.strip_prefix("/host").unwrap_or(&place).to_owned();
         meant.insert(place, (path, how));
     }

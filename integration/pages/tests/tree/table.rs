@@ -7,7 +7,7 @@ pub(crate) struct Rights {
     /// The runtime's AppArmor profile is disabled.
     pub(crate) is_unconfined: bool,
     pub(crate) has_token: bool,
-    /// Host paths and their mounts. `CONF`, `BIN` and `NETNS` depend on the platform.
+    /// Host paths and their mounts. `CONF`, `BIN`, `RUNTIME` and `NETNS` depend on the platform.
     pub(crate) mounts: &'static [(&'static str, How)],
     pub(crate) others: &'static [&'static str],
 }
@@ -79,6 +79,7 @@ pub(crate) const RIGHTS: [Rights; 5] = [
             ("/host/var/lib/inpod", How::Write),
             ("/hostCONF", How::Write),
             ("/hostBIN", How::Write),
+            ("/hostRUNTIME", How::Read),
         ],
         others: &[LEAVE, IN_POD],
     },
@@ -126,6 +127,16 @@ const fn platform(name: &'static str, conf: &'static str, bin: &'static str) -> 
 impl Platform {
     pub(crate) fn has_repair(&self) -> bool {
         self.name == REPAIR
+    }
+
+    /// Returns the directory with the configuration of the container runtime.
+    pub(crate) fn runtime(&self) -> &'static str {
+        match self.name {
+            "k3s" | "k3d" => "/var/lib/rancher/k3s/agent/etc/containerd",
+            "microk8s" => "/var/snap/microk8s/current/args",
+            "openshift" => "/etc/crio",
+            _ => "/etc/containerd",
+        }
     }
 }
 
