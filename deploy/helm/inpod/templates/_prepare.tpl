@@ -93,7 +93,7 @@ cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- if .image }}{{ $_ := set $no "image" "inpod has one image per container: set podEvents.image, netconfig.image, ztunnelBroker.image, installer.image or repair.image" }}{{ end }}
 {{- if .revision }}{{ $_ := set $no "revision" "a node has one agent; remove this value" }}{{ end }}
 {{- if .ownerName }}{{ $_ := set $no "ownerName" "it is a label for Istio's operator; use podLabels and daemonSetLabels" }}{{ end }}
-{{- if eq (toString .provider) "multus" }}{{ $_ := set $no "provider=multus" "its NetworkAttachmentDefinition is for injected sidecars; set chained=false" }}{{ end }}
+{{- if eq (toString .provider) "multus" }}{{ $_ := set $no "provider=multus" "its NetworkAttachmentDefinition is for injected sidecars; remove this value: inpod joins the network to which Multus delegates" }}{{ end }}
 {{- if dig "networkPolicy" "enabled" false $global }}{{ $_ := set $no "global.networkPolicy.enabled" "a NetworkPolicy does not apply to pods that share the node's network" }}{{ end }}
 {{- if ne (default "all" $global.resourceScope) "all" }}{{ $_ := set $no "global.resourceScope" "the chart installs all its objects together" }}{{ end }}
 {{- range $service := list "podEvents" "netconfig" "ztunnelBroker" "installer" "repair" "injector" }}
