@@ -89,7 +89,7 @@ pub fn install(source: &Path, dir: &Path) -> Result<Installed, BinaryError> {
         BinaryError::Write { path, source }
     };
     files::remove_on_error(written, &temporary).map_err(failed)?;
-    let tried = try_out(&temporary).map_err(|problem| BinaryError::Unusable {
+    let tried = ask_versions(&temporary).map_err(|problem| BinaryError::Unusable {
         dir: dir.to_owned(),
         problem,
     });
@@ -106,8 +106,17 @@ fn read(source: &Path) -> Result<Vec<u8>, BinaryError> {
     })
 }
 
-/// Runs the plugin with the command VERSION, like a runtime does.
-fn try_out(plugin: &Path) -> Result<(), String> {
+/// Asks a plugin for the versions of the CNI spec that it speaks, with the command VERSION.
+///
+/// # Errors
+///
+/// Fails if the file cannot be executed, or does not answer like a plugin.
+pub(crate) fn ask_versions(plugin: &Path) -> Result<Vec<String>, String> {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Report {
+        supported_versions: Vec<String>,
+    }
     let deadline = Instant::now() + TRIAL_TIMEOUT;
     let mut child = spawn(plugin, deadline)?;
     if let Some(mut stdin) = child.stdin.take() {
@@ -136,10 +145,10 @@ fn try_out(plugin: &Path) -> Result<(), String> {
     if !status.success() {
         return Err(format!("VERSION ended with {status}"));
     }
-    match read {
-        Some(Ok(_)) if output.contains("supportedVersions") => Ok(()),
-        Some(_) | None => Err(format!("it answered VERSION with {output:?}")),
-    }
+    let report = read.and_then(|_| serde_json::from_str::<Report>(&output).ok());
+    report
+        .map(|report| report.supported_versions)
+        .ok_or_else(|| format!("it answered VERSION with {output:?}"))
 }
 
 /// Starts the plugin, and retries after ETXTBSY: a fork in another thread may briefly hold the file open for writing.

@@ -1,10 +1,16 @@
 //! Reads the files of a CNI directory in the way of the container runtimes.
 
-use std::{fs, io::ErrorKind, path::Path};
+use std::{
+    fs::{self, DirEntry, File},
+    io::{self, ErrorKind},
+    os::fd::AsRawFd as _,
+    path::{Path, PathBuf},
+};
 
 use inpod_service::read_bounded;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 
-use crate::{Conf, Conflist, Malformed, ReadError};
+use crate::{Conflist, Malformed, ReadError};
 
 /// The largest file that containerd/go-cni reads (`MaxFileSize`).
 pub(crate) const MAX_BYTES: u64 = 2 << 20;
@@ -19,66 +25,67 @@ pub struct Directory {
 pub struct NetworkFile {
     pub name: String,
     pub content: Vec<u8>,
-    pub loaded: Result<Loaded, Malformed>,
-}
-
-/// The content of a file as runtimes parse it.
-#[derive(Clone, Debug)]
-pub enum Loaded {
-    List(Conflist),
-    /// A `.conf` or `.json` file, and the list that runtimes make of it.
-    Single(Conf, Conflist),
-}
-
-impl Loaded {
-    pub fn list(&self) -> &Conflist {
-        match self {
-            Self::List(list) | Self::Single(_, list) => list,
-        }
-    }
+    pub is_link: bool,
+    /// The content as runtimes parse it.
+    pub loaded: Result<Conflist, Malformed>,
 }
 
 impl NetworkFile {
-    /// Reads a file, or what a symlink leads to, as runtimes do. Returns `None` if there is no regular file (any more).
-    ///
-    /// # Errors
-    ///
-    /// Fails if the file cannot be read. A file that is too large for runtimes is one without content.
-    pub fn read(path: &Path, name: String) -> Result<Option<Self>, ReadError> {
-        match read_bounded(path, MAX_BYTES) {
-            Ok(content) => Ok(Some(Self::new(name, content))),
-            Err(error) if error.kind() == ErrorKind::FileTooLarge => Ok(Some(Self {
-                name,
-                content: Vec::new(),
-                loaded: Err(Malformed::TooLarge),
-            })),
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidData) => {
-                Ok(None)
-            }
-            Err(error) => Err(ReadError::of(path)(error)),
-        }
-    }
-
     /// Parses the content by the extension of the file, as runtimes do.
     pub fn new(name: String, content: Vec<u8>) -> Self {
-        let loaded = parse_file(&name, &content);
+        let loaded = if name.ends_with(".conflist") {
+            Conflist::parse(&content)
+        } else {
+            Conflist::parse_single(&content)
+        };
         Self {
             name,
             content,
+            is_link: false,
             loaded,
         }
     }
 
     /// Returns `None` if the file is invalid.
     pub fn list(&self) -> Option<&Conflist> {
-        self.loaded.as_ref().ok().map(Loaded::list)
+        self.loaded.as_ref().ok()
+    }
+
+    /// Reads the file of an entry, whose path on the host is `path`. Returns `None` if the file has vanished.
+    fn read(root: &Path, path: &Path, entry: &DirEntry) -> Result<Option<Self>, ReadError> {
+        // Runtimes also load files whose names are not UTF-8, but inpod writes no such file.
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let link = fs::read_link(entry.path()).ok();
+        let content = resolve(root, path).and_then(|found| read_bounded(&found, MAX_BYTES));
+        let error = match content {
+            Ok(content) => {
+                return Ok(Some(Self {
+                    is_link: link.is_some(),
+                    ..Self::new(name, content)
+                }));
+            }
+            Err(error) => error,
+        };
+        let why = match (error.kind(), link.clone()) {
+            (ErrorKind::FileTooLarge, _) => Malformed::TooLarge,
+            (ErrorKind::InvalidData | ErrorKind::IsADirectory, _) => Malformed::NoFile,
+            (ErrorKind::NotFound, Some(target)) => Malformed::Dangling(target),
+            (ErrorKind::NotFound, None) => return Ok(None),
+            _ => return Err(ReadError::of(path)(error)),
+        };
+        Ok(Some(Self {
+            name,
+            content: Vec::new(),
+            is_link: link.is_some(),
+            loaded: Err(why),
+        }))
     }
 }
 
 impl Directory {
-    /// Reads a directory. A missing directory has no files, and a file that vanishes meanwhile is skipped.
-    pub fn read(dir: &Path) -> Result<Self, ReadError> {
-        let entries = match fs::read_dir(dir) {
+    /// Reads a directory of the host, whose file system is at `root`. A missing directory has no files.
+    pub fn read(root: &Path, dir: &Path) -> Result<Self, ReadError> {
+        let entries = match resolve(root, dir).and_then(fs::read_dir) {
             Ok(entries) => entries,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
             Err(error) => return Err(ReadError::of(dir)(error)),
@@ -86,10 +93,11 @@ impl Directory {
         let mut files = Vec::new();
         for entry in entries {
             let entry = entry.map_err(ReadError::of(dir))?;
-            // Runtimes also load files whose names are not UTF-8, but inpod writes no such file.
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if is_loaded(&name) {
-                files.extend(NetworkFile::read(&entry.path(), name)?);
+            let name = entry.file_name();
+            // Runtimes skip directories, but not links to directories.
+            let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            if is_loaded(&name.to_string_lossy()) && !is_dir {
+                files.extend(NetworkFile::read(root, &dir.join(name), &entry)?);
             }
         }
         Ok(Self::of(files))
@@ -98,22 +106,6 @@ impl Directory {
     pub fn of(mut files: Vec<NetworkFile>) -> Self {
         files.sort_by(|one, other| one.name.cmp(&other.name));
         Self { files }
-    }
-
-    /// Returns the first valid file, from which runtimes take the network. CRI-O and old kubelets skip invalid files;
-    /// [`Self::blocking_files`] describes containerd.
-    pub fn first(&self) -> Option<(&NetworkFile, &Conflist)> {
-        let mut lists = self.files.iter().map(|file| Some((file, file.list()?)));
-        lists.find_map(|found| found)
-    }
-
-    /// Returns the invalid files before [`Self::first`], because of which containerd loads no network at all
-    /// (containerd/go-cni, `loadFromConfDir`).
-    pub fn blocking_files(&self) -> impl Iterator<Item = (&str, &Malformed)> {
-        self.files.iter().map_while(|file| match &file.loaded {
-            Ok(_) => None,
-            Err(why) => Some((file.name.as_str(), why)),
-        })
     }
 
     pub fn file(&self, name: &str) -> Option<&NetworkFile> {
@@ -127,13 +119,23 @@ pub fn is_loaded(name: &str) -> bool {
     matches!(extension, Some("conf" | "conflist" | "json"))
 }
 
-fn parse_file(name: &str, content: &[u8]) -> Result<Loaded, Malformed> {
-    if name.ends_with(".conflist") {
-        return Conflist::parse(content).map(Loaded::List);
-    }
-    let conf = Conf::parse(content)?;
-    let list = conf.to_list()?;
-    Ok(Loaded::Single(conf, list))
+/// Returns where a path of the host is in this mount namespace. Absolute links of the host lead below `root`, too.
+///
+/// # Errors
+///
+/// Fails if the path does not exist.
+pub(crate) fn resolve(root: &Path, path: &Path) -> io::Result<PathBuf> {
+    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+    let how = OpenHow::new()
+        .flags(flags)
+        .resolve(ResolveFlag::RESOLVE_IN_ROOT);
+    let found = openat2(File::open(root)?, path, how)?;
+    fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd()))
+}
+
+/// Returns the path in this mount namespace without following links.
+pub(crate) fn below(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
 #[cfg(test)]
@@ -144,77 +146,68 @@ mod tests {
 
     const LIST: &[u8] = br#"{"name":"n","plugins":[{"type":"bridge"}]}"#;
 
-    fn file(name: &str, content: &[u8]) -> NetworkFile {
-        NetworkFile::new(name.to_owned(), content.to_owned())
+    fn read(root: &Path) -> Vec<NetworkFile> {
+        Directory::read(root, Path::new("/net.d")).unwrap().files
     }
 
     #[test]
-    fn the_first_valid_file_by_name_decides_and_what_stands_before_it_is_named() {
-        let directory = Directory::of(vec![
-            file("20-b.conflist", LIST),
-            file("10-a.conflist", LIST),
-            file("05-broken.conf", LIST),
-            file("00-empty.json", b""),
-        ]);
-        assert_eq!(directory.first().unwrap().0.name, "10-a.conflist");
-        let names: Vec<_> = directory.blocking_files().map(|(name, _)| name).collect();
-        assert_eq!(names, ["00-empty.json", "05-broken.conf"]);
-    }
-
-    #[test]
-    fn only_names_that_runtimes_load_are_read_and_a_missing_directory_is_empty() {
-        let dir = tempfile::tempdir().unwrap();
+    fn only_files_that_runtimes_load_are_read_in_order() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(read(root.path()).is_empty());
+        let dir = root.path().join("net.d");
+        fs::create_dir(&dir).unwrap();
         for name in [
-            "10-a.conflist",
-            "a.json",
             "b.conf",
+            "a.json",
+            "10-a.conflist",
             "c.conflist.cilium_bak",
             ".conf",
             "d.tmp",
         ] {
-            fs::write(dir.path().join(name), LIST).unwrap();
+            fs::write(dir.join(name), LIST).unwrap();
         }
-        fs::create_dir(dir.path().join("dir.conf")).unwrap();
-        let read = Directory::read(dir.path()).unwrap();
-        let names: Vec<_> = read.files.iter().map(|file| file.name.as_str()).collect();
+        fs::create_dir(dir.join("dir.conf")).unwrap();
+        let files = read(root.path());
+        let names: Vec<_> = files.iter().map(|file| file.name.as_str()).collect();
         assert_eq!(names, [".conf", "10-a.conflist", "a.json", "b.conf"]);
-        assert!(
-            Directory::read(&dir.path().join("none"))
-                .unwrap()
-                .files
-                .is_empty()
-        );
+        let file = root.path().join("file");
+        fs::write(&file, LIST).unwrap();
+        assert!(Directory::read(root.path(), Path::new("/file")).is_err());
     }
 
     #[test]
-    fn a_file_is_found_by_its_name() {
-        let directory = Directory::of(vec![file("10-a.conflist", LIST), file("20-b.conf", b"")]);
-        let found = |name| directory.file(name).map(|file| file.content.as_slice());
-        assert_eq!(found("10-a.conflist"), Some(LIST));
-        assert_eq!(found("20-b.conf"), Some(&[][..]));
-        assert_eq!(found("10-a.conf"), None);
+    fn links_lead_below_the_hosts_root_and_a_link_to_nothing_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let store = root.path().join("store");
+        fs::create_dir(&store).unwrap();
+        fs::write(store.join("cni.json"), LIST).unwrap();
+        symlink("/store", root.path().join("net.d")).unwrap();
+        symlink("/store/cni.json", store.join("10-a.conflist")).unwrap();
+        symlink("cni.json", store.join("20-b.conflist")).unwrap();
+        symlink("/gone", store.join("30-c.conflist")).unwrap();
+        symlink("/store", store.join("40-d.conf")).unwrap();
+        let files = read(root.path());
+        let file = |name: &str| files.iter().find(|file| file.name == name).unwrap();
+        for name in ["10-a.conflist", "20-b.conflist"] {
+            assert!(file(name).is_link && file(name).content == LIST, "{name}");
+        }
+        assert!(!file("cni.json").is_link);
+        let why = |name: &str| file(name).loaded.as_ref().unwrap_err();
+        assert_eq!(*why("30-c.conflist"), Malformed::Dangling("/gone".into()));
+        assert_eq!(*why("40-d.conf"), Malformed::NoFile);
+        symlink("loop.conf", store.join("loop.conf")).unwrap();
+        assert!(Directory::read(root.path(), Path::new("/net.d")).is_err());
     }
 
     #[test]
-    fn what_vanished_is_left_out_and_what_cannot_be_read_is_an_error() {
-        let dir = tempfile::tempdir().unwrap();
-        symlink("vanished", dir.path().join("a.conf")).unwrap();
-        assert_eq!(Directory::read(dir.path()).unwrap().files.len(), 0);
-        symlink("loop.conf", dir.path().join("loop.conf")).unwrap();
-        assert!(Directory::read(dir.path()).is_err());
-        fs::write(dir.path().join("file"), LIST).unwrap();
-        assert!(Directory::read(&dir.path().join("file")).is_err());
-    }
-
-    #[test]
-    fn a_file_beyond_what_runtimes_read_is_none() {
-        let dir = tempfile::tempdir().unwrap();
+    fn a_file_beyond_what_runtimes_read_is_invalid() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("net.d")).unwrap();
         let padded = |size| {
             let mut content = LIST.to_vec();
             content.resize(usize::try_from(size).unwrap(), b' ');
-            fs::write(dir.path().join("a.conflist"), content).unwrap();
-            let file = Directory::read(dir.path()).unwrap().files.remove(0);
-            file.loaded.map(drop)
+            fs::write(root.path().join("net.d/a.conflist"), content).unwrap();
+            read(root.path()).remove(0).loaded.map(drop)
         };
         assert_eq!(padded(MAX_BYTES), Ok(()));
         assert_eq!(padded(MAX_BYTES + 1), Err(Malformed::TooLarge));

@@ -1,30 +1,28 @@
 //! Renders inpod's entry in a conflist.
 
-use crate::{Entry, INPOD_CNI};
 use inpod_cni::config::{AgentUnavailable, Level};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value, json, value::to_raw_value};
 
-use crate::config::Config;
+use crate::{INPOD_CNI, Plugin, config::Config};
 
 /// The CNI version that istio-cni uses, too; every runtime supports this version.
 const STANDALONE_VERSION: &str = "0.3.1";
 
 /// Renders the entry with every key of `inpod_cni::config::Settings`, so that the conflist shows the values in force.
-pub fn entry(config: &Config) -> Entry {
-    Entry {
+pub fn entry(config: &Config) -> Plugin {
+    Plugin {
         kind: INPOD_CNI.to_owned(),
-        text: Value::from(settings(config)).to_string().into_bytes(),
+        text: to_raw_value(&settings(config)).unwrap_or_default(),
     }
 }
 
 /// Renders the standalone file: a list if its name ends in `.conflist`, otherwise a single configuration.
-pub fn standalone(config: &Config, entry: &Entry) -> Vec<u8> {
+pub fn standalone(config: &Config, entry: &Plugin) -> Vec<u8> {
     let mut file = Map::new();
     file.insert("cniVersion".to_owned(), STANDALONE_VERSION.into());
     file.insert("name".to_owned(), config.standalone_name.clone().into());
     if config.standalone_file.ends_with(".conflist") {
-        let plugin: Value = serde_json::from_slice(&entry.text).unwrap_or_default();
-        file.insert("plugins".to_owned(), json!([plugin]));
+        file.insert("plugins".to_owned(), json!([entry.text]));
     } else {
         file.append(&mut settings(config));
     }
@@ -73,11 +71,10 @@ fn format_level(level: Level) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Conf, Conflist};
     use inpod_cni::config::NetworkConfig;
 
     use super::*;
-    use crate::plan::testing::config;
+    use crate::{Conflist, plan::testing::config};
 
     #[test]
     fn the_plugin_reads_every_setting_from_the_entry() {
@@ -90,7 +87,8 @@ mod tests {
             ("plugin_log_level", "trace"),
             ("plugin_default_namespace", "d"),
         ]);
-        let mut stdin: Map<String, Value> = serde_json::from_slice(&entry(&config).text).unwrap();
+        let mut stdin: Map<String, Value> =
+            serde_json::from_str(entry(&config).text.get()).unwrap();
         stdin.insert("name".to_owned(), "n".into());
         stdin.insert("cniVersion".to_owned(), "1.0.0".into());
         let read = NetworkConfig::parse(Value::from(stdin).to_string().as_bytes())
@@ -112,9 +110,12 @@ mod tests {
     fn a_file_of_our_own_is_a_list_or_a_single_configuration_by_its_name() {
         let list = config(&[("standalone_name", "mesh")]);
         let text = standalone(&list, &entry(&list));
-        assert_eq!(Conflist::parse(&text).unwrap().name(), "mesh");
+        assert_eq!(Conflist::parse(&text).unwrap().name, "mesh");
         let single = config(&[("standalone_file", "inpod.conf")]);
         let text = standalone(&single, &entry(&single));
-        assert_eq!(Conf::parse(&text).unwrap().kind(), INPOD_CNI);
+        assert_eq!(
+            Conflist::parse_single(&text).unwrap().plugins[0].kind,
+            INPOD_CNI
+        );
     }
 }

@@ -20,7 +20,7 @@ pub fn remedy_for(directory: &Directory, others: &[String]) -> Option<&'static s
         Some("istio-cni restores its own entry: remove the DaemonSet istio-cni-node first")
     } else if is_named("multus") || has_type("multus") {
         Some(
-            "Multus writes its own file: set owned_file to a name that sorts before it, or mode=standalone with a NetworkAttachmentDefinition",
+            "Multus writes its own file: use mode=owned with an owned_file that sorts behind it, or mode=standalone with a NetworkAttachmentDefinition",
         )
     } else if is_named("calico") || has_type("calico") {
         Some(
@@ -55,7 +55,7 @@ mod tests {
             ("05-cilium.conflist", "x", "cni.exclusive=false"),
             ("a.conflist", "cilium-cni", "cni.exclusive=false"),
             ("10-calico.conflist", "calico", "mode=owned"),
-            ("00-multus.conflist", "x", "owned_file"),
+            ("00-multus.conflist", "x", "sorts behind"),
             ("a.conflist", "istio-cni", "DaemonSet istio-cni-node"),
         ] {
             assert!(

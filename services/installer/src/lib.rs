@@ -7,23 +7,20 @@
 
 pub mod backoff;
 pub mod binary;
-mod cni_dirs;
 mod command;
-mod conf;
 pub mod config;
-mod conflist;
 mod directory;
 pub mod entry;
 pub mod error;
 pub mod files;
-mod json;
 mod kill_switch;
 pub mod known_conflicts;
+mod list;
 mod malformed;
+mod meta;
 pub mod metrics;
 pub mod mode;
 pub mod plan;
-mod platforms;
 pub mod reconcile;
 pub mod record;
 pub mod removal;
@@ -31,18 +28,16 @@ mod runtimes;
 mod schedule;
 pub mod steps;
 mod uninstall;
+mod volatile;
 mod watcher;
 
 use std::process::ExitCode;
 
 pub use crate::{
-    cni_dirs::{CniDirs, Origin, find_dirs},
-    conf::Conf,
-    conflist::{Conflist, Entry, Plugin, edit::json_eq},
-    directory::{Directory, Loaded, NetworkFile, is_loaded},
+    directory::{Directory, NetworkFile, is_loaded},
+    list::{Conflist, Plugin},
     malformed::{Malformed, ReadError},
-    platforms::{PLATFORMS, Platform},
-    runtimes::{RuntimeConfig, containerd, crio},
+    runtimes::Runtime,
 };
 
 use crate::config::Config;

@@ -1,14 +1,11 @@
-//! Computes the desired CNI files from the present files, the settings and the record, without I/O.
+//! Computes the CNI files with inpod from the present files, the settings and the record, without I/O.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    path::Path,
-};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
-use crate::{Conflist, Directory, Entry, INPOD_CNI, ISTIO_CNI, Loaded, NetworkFile, json_eq};
+use inpod_cni::version::SpecVersion;
 
 use crate::{
+    Conflist, Directory, ISTIO_CNI, Malformed, NetworkFile, Plugin, Runtime,
     config::Config,
     entry,
     mode::Mode,
@@ -39,11 +36,55 @@ pub enum PlanError {
     /// The setting `primary_file` names a missing or invalid file.
     #[error("{0}, which the setting primary_file names, is missing or invalid: waiting for it")]
     NoSuchPrimary(String),
+    /// containerd loads no network behind an invalid file, so inpod must not lead the runtime to another network.
+    #[error(
+        "{file} is invalid: {why}; inpod changes nothing meanwhile, because the file may be the node's network: repair or remove it, or set primary_file to the file of the network"
+    )]
+    Invalid { file: String, why: Malformed },
+    #[error(
+        "the plugin does not speak the cniVersion {version:?} of {file}, but {}: upgrade inpod, or set one of these in the file", .spoken.join(", ")
+    )]
+    Version {
+        file: String,
+        version: String,
+        spoken: Vec<String>,
+    },
+    #[error(
+        "{}max_conf_num is {networks}, so the runtime attaches a pod to several networks, and a copy of one would be another: set mode=in-place", .file
+    )]
+    Networks { file: String, networks: i64 },
     /// Runtimes would load another file before inpod's.
     #[error(
         "owned_file {owned} does not sort before {other}, which runtimes would load: set owned_file to a name that does"
     )]
     SortsBehind { owned: String, other: String },
+    /// Runtimes would load inpod's file instead of the meta plugin's.
+    #[error(
+        "owned_file {owned} sorts before {other}, so runtimes would not call {kind} any more: set owned_file to a name behind it"
+    )]
+    SortsBefore {
+        owned: String,
+        other: String,
+        kind: String,
+    },
+    #[error(
+        "{file} calls {kind}, which makes no network, and no other file has a network to join: set mode=in-place"
+    )]
+    OnlyMeta { file: String, kind: String },
+    #[error(
+        "{kind} in {file} does not call {wanted}: restart {kind} if it generates {file} (Multus: without a fixed master file, or with multusMasterCNI or --multus-master-cni-file-name set to {wanted}), or set mode=in-place"
+    )]
+    NotCalled {
+        file: String,
+        kind: String,
+        wanted: String,
+    },
+    #[error("{0} is a symbolic link, which mode=in-place would replace by a file: set mode=owned")]
+    Link(String),
+    #[error(
+        "{file} calls inpod-cni {calls} times for each pod: remove inpod's entry from all places but one"
+    )]
+    CalledTwice { file: String, calls: usize },
     /// The file that runtimes load lacks inpod's entry.
     #[error("runtimes load {0}, which has no entry of inpod")]
     NotEffective(String),
@@ -52,11 +93,14 @@ pub enum PlanError {
 #[derive(Clone, Debug)]
 pub struct DesiredChain {
     mode: Mode,
-    owned_file: String,
-    standalone_file: String,
+    pub(crate) owned_file: String,
+    pub(crate) standalone_file: String,
     primary_file: Option<String>,
-    entry: Entry,
+    entry: Plugin,
     standalone: Vec<u8>,
+    pub(crate) runtime: Runtime,
+    /// The versions of the CNI spec that the installed plugin speaks.
+    pub(crate) spoken: Vec<String>,
 }
 
 impl DesiredChain {
@@ -69,20 +113,14 @@ impl DesiredChain {
             primary_file: config.primary_file.clone(),
             standalone: entry::standalone(config, &entry),
             entry,
+            runtime: Runtime::default(),
+            spoken: SpecVersion::ALL.map(|it| it.as_str().to_owned()).into(),
         }
     }
 
     /// Returns whether the whole file belongs to inpod, by its name.
     pub fn is_own(&self, name: &str) -> bool {
         name == self.owned_file || name == self.standalone_file
-    }
-
-    /// Removes the backups that Cilium made of inpod's files, because a later Cilium would restore these backups.
-    pub(crate) fn remove_backups(&self, dir: &Path) -> io::Result<()> {
-        for name in [&self.owned_file, &self.standalone_file] {
-            inpod_service::remove_if_exists(&dir.join(format!("{name}.cilium_bak")))?;
-        }
-        Ok(())
     }
 
     pub fn plan(&self, directory: &Directory, record: &Record) -> Result<Plan, PlanError> {
@@ -102,7 +140,7 @@ impl DesiredChain {
         Ok(planner.with_reverts(files))
     }
 
-    /// Checks that the file that runtimes load contains inpod's entry.
+    /// Loads the network as runtimes do, and checks that each pod's chain calls inpod once.
     ///
     /// # Errors
     ///
@@ -114,12 +152,67 @@ impl DesiredChain {
             let missing = || PlanError::NoSuchPrimary(self.standalone_file.clone());
             return is_there.then_some(()).ok_or_else(missing);
         }
-        let (file, list) = directory.first().ok_or(PlanError::NoPrimary)?;
-        let ours = list.plugin(INPOD_CNI);
-        if ours.is_some_and(|plugin| json_eq(plugin.text, &self.entry.text)) {
-            return Ok(());
+        let (file, list) = self.first_network(&directory.files)?;
+        let kind = list.meta();
+        match list.calls().as_slice() {
+            [call] if call.is_equal(&self.entry) => Ok(()),
+            [] | [_] => match kind {
+                Some(_) if self.is_in_called_file(list, directory) => Ok(()),
+                Some(kind) => Err(PlanError::NotCalled {
+                    file: file.name.clone(),
+                    kind: kind.to_owned(),
+                    wanted: self.joined_file(),
+                }),
+                None => Err(PlanError::NotEffective(file.name.clone())),
+            },
+            calls => Err(PlanError::CalledTwice {
+                file: file.name.clone(),
+                calls: calls.len(),
+            }),
         }
-        Err(PlanError::NotEffective(file.name.clone()))
+    }
+
+    /// Returns whether the meta plugin's list names a file that calls inpod once, and itself holds no entry.
+    fn is_in_called_file(&self, list: &Conflist, directory: &Directory) -> bool {
+        let file = list.called_file().filter(|_| list.calls().is_empty());
+        let called = file.and_then(|name| directory.file(&name)?.list());
+        called.is_some_and(
+            |called| matches!(called.calls().as_slice(), [call] if call.is_equal(&self.entry)),
+        )
+    }
+
+    /// Returns the name of the file that a meta plugin should call.
+    fn joined_file(&self) -> String {
+        match (&self.primary_file, self.mode) {
+            (Some(name), Mode::InPlace) => name.clone(),
+            _ => self.owned_file.clone(),
+        }
+    }
+
+    /// Returns the file from which runtimes take the network.
+    fn first_network<'a>(
+        &self,
+        files: impl IntoIterator<Item = &'a NetworkFile>,
+    ) -> Result<(&'a NetworkFile, &'a Conflist), PlanError> {
+        for file in files {
+            match &file.loaded {
+                Ok(list) if self.is_selected(list) => return Ok((file, list)),
+                Ok(_) => {}
+                Err(why) => {
+                    return Err(PlanError::Invalid {
+                        file: file.name.clone(),
+                        why: why.clone(),
+                    });
+                }
+            }
+        }
+        Err(PlanError::NoPrimary)
+    }
+
+    /// Returns whether the runtime may use the network: CRI-O can be told its name.
+    fn is_selected(&self, list: &Conflist) -> bool {
+        let name = self.runtime.network.as_ref();
+        name.is_none_or(|name| *name == list.name)
     }
 }
 
@@ -131,25 +224,49 @@ struct Planner<'a> {
 
 impl<'a> Planner<'a> {
     fn owned(&self) -> Result<BTreeMap<String, FileState>, PlanError> {
-        let (_, list) = self.primary()?;
-        let owned = &self.desired.owned_file;
-        if let Some(first) = self
-            .candidates()
-            .next()
-            .filter(|first| first.name <= *owned)
-        {
-            return Err(PlanError::SortsBehind {
-                owned: owned.clone(),
-                other: first.name.clone(),
+        let runtime = &self.desired.runtime;
+        if runtime.networks != 1 {
+            let file = runtime.source.as_ref();
+            return Err(PlanError::Networks {
+                file: file.map_or_else(String::new, |file| format!("{}: ", file.display())),
+                networks: runtime.networks,
             });
         }
-        let content = list.replaced(ISTIO_CNI, &self.desired.entry);
+        let meta = self.leading_meta();
+        let (file, list) = self.primary(meta)?;
+        let owned = &self.desired.owned_file;
+        let mut others = self.candidates().filter(|(other, _)| {
+            Some(other.name.as_str()) != meta.map(|(meta, _)| meta.name.as_str())
+        });
+        if let Some((other, _)) = others.next().filter(|(other, _)| other.name <= *owned) {
+            return Err(PlanError::SortsBehind {
+                owned: owned.clone(),
+                other: other.name.clone(),
+            });
+        }
+        if let Some((meta, kind)) = meta.filter(|(meta, _)| *owned < meta.name) {
+            return Err(PlanError::SortsBefore {
+                owned: owned.clone(),
+                other: meta.name.clone(),
+                kind: kind.to_owned(),
+            });
+        }
+        self.check_versions(file, list)?;
+        let content = list.with(&self.desired.entry, ISTIO_CNI);
         Ok([(owned.clone(), FileState::Content(content))].into())
     }
 
     fn in_place(&self) -> Result<BTreeMap<String, FileState>, PlanError> {
-        let (file, list) = self.primary()?;
-        let content = FileState::Content(list.replaced(ISTIO_CNI, &self.desired.entry));
+        let (file, list) = self.primary(None)?;
+        self.check_versions(file, list)?;
+        if file.is_link {
+            return Err(PlanError::Link(file.name.clone()));
+        }
+        // What a meta plugin calls stands in its file, too, and a pod's chain calls inpod once.
+        let left = removal::without_calls(file, self.directory, self.desired);
+        let left = left.and_then(|text| NetworkFile::new(file.name.clone(), text).loaded.ok());
+        let list = left.as_ref().unwrap_or(list);
+        let content = list.with(&self.desired.entry, ISTIO_CNI);
         let mut files = BTreeMap::new();
         let stem = stem(&file.name);
         for single in [format!("{stem}.conf"), format!("{stem}.json")] {
@@ -158,7 +275,7 @@ impl<'a> Planner<'a> {
                 files.insert(single, FileState::Absent);
             }
         }
-        files.insert(format!("{stem}.conflist"), content);
+        files.insert(format!("{stem}.conflist"), FileState::Content(content));
         Ok(files)
     }
 
@@ -185,29 +302,66 @@ impl<'a> Planner<'a> {
         names
     }
 
-    fn primary(&self) -> Result<(&'a NetworkFile, &'a Conflist), PlanError> {
-        let found = match &self.desired.primary_file {
+    /// Returns the file with the network that inpod joins, which is not the file of the meta plugin `meta`.
+    fn primary(
+        &self,
+        meta: Option<(&NetworkFile, &str)>,
+    ) -> Result<(&'a NetworkFile, &'a Conflist), PlanError> {
+        let is_meta = |file: &NetworkFile| meta.is_some_and(|(meta, _)| meta.name == file.name);
+        let (file, list) = match &self.desired.primary_file {
             Some(name) => {
-                let is_it = |file: &&NetworkFile| file.name == *name;
                 // The owner may have turned the file into a list or back, or the installer may have made the list.
-                let is_sibling = |file: &&NetworkFile| stem(&file.name) == stem(name);
-                let found = self.candidates().find(is_it);
-                let found = found.or_else(|| self.candidates().find(is_sibling));
-                Some(found.ok_or_else(|| PlanError::NoSuchPrimary(name.clone()))?)
+                let found = self.candidates().find(|(file, _)| file.name == *name);
+                let sibling = || {
+                    self.candidates()
+                        .find(|(file, _)| stem(&file.name) == stem(name))
+                };
+                let found = found.or_else(sibling);
+                found.ok_or_else(|| PlanError::NoSuchPrimary(name.clone()))?
             }
-            None => self.candidates().next(),
+            None => {
+                let files = self.foreign_files().filter(|file| !is_meta(file));
+                self.desired
+                    .first_network(files)
+                    .map_err(|error| match (error, meta) {
+                        (PlanError::NoPrimary, Some((meta, kind))) => PlanError::OnlyMeta {
+                            file: meta.name.clone(),
+                            kind: kind.to_owned(),
+                        },
+                        (error, _) => error,
+                    })?
+            }
         };
-        let found = found.map(|file| self.rewritten_single(file).unwrap_or(file));
-        let list = |file: &'a NetworkFile| Some((file, file.list()?));
-        found.and_then(list).ok_or(PlanError::NoPrimary)
+        Ok(self.rewritten_single(file).unwrap_or((file, list)))
+    }
+
+    /// Returns the file and the type of the meta plugin that runtimes call first.
+    fn leading_meta(&self) -> Option<(&'a NetworkFile, &'a str)> {
+        let (file, list) = self.candidates().next()?;
+        Some((file, list.meta()?))
+    }
+
+    fn check_versions(&self, file: &NetworkFile, list: &Conflist) -> Result<(), PlanError> {
+        let spoken = &self.desired.spoken;
+        // A missing version is 0.1.0, and runtimes hand on the empty text.
+        let is_spoken = |version: &&String| {
+            spoken.contains(version)
+                || (version.is_empty() && spoken.iter().any(|it| it == "0.1.0"))
+        };
+        match list.versions.iter().find(|version| !is_spoken(version)) {
+            None => Ok(()),
+            Some(version) => Err(PlanError::Version {
+                file: file.name.clone(),
+                version: version.clone(),
+                spoken: spoken.clone(),
+            }),
+        }
     }
 
     /// Returns the single configuration that its owner wrote anew after inpod replaced it by a list.
-    fn rewritten_single(&self, list: &NetworkFile) -> Option<&'a NetworkFile> {
-        self.candidates().find(|file| {
-            matches!(file.loaded, Ok(Loaded::Single(..)))
-                && stem(&file.name) == stem(&list.name)
-                && self.is_removed(&file.name)
+    fn rewritten_single(&self, list: &NetworkFile) -> Option<(&'a NetworkFile, &'a Conflist)> {
+        self.candidates().find(|(file, single)| {
+            single.is_single && stem(&file.name) == stem(&list.name) && self.is_removed(&file.name)
         })
     }
 
@@ -216,19 +370,22 @@ impl<'a> Planner<'a> {
         changed.is_some_and(|changed| changed.ours.is_none() && changed.before.is_some())
     }
 
-    /// Returns the valid files that belong neither to inpod nor to istio-cni, in the order of the runtimes.
-    fn candidates(&self) -> impl Iterator<Item = &'a NetworkFile> {
+    /// Returns the files that belong neither to inpod nor to istio-cni, in the order of the runtimes.
+    fn foreign_files(&self) -> impl Iterator<Item = &'a NetworkFile> {
         self.directory.files.iter().filter(|file| {
-            let is_own = self
-                .record
-                .files
-                .get(&file.name)
-                .is_some_and(|changed| changed.own);
-            file.list().is_some()
-                && !is_own
+            let changed = self.record.files.get(&file.name);
+            !changed.is_some_and(|changed| changed.own)
                 && !self.desired.is_own(&file.name)
                 && !is_istio_file(file)
         })
+    }
+
+    /// Returns the files of [`Self::foreign_files`] from which the runtime may take the network.
+    fn candidates(&self) -> impl Iterator<Item = (&'a NetworkFile, &'a Conflist)> {
+        let valid = self
+            .foreign_files()
+            .filter_map(|file| Some((file, file.list()?)));
+        valid.filter(|(_, list)| self.desired.is_selected(list))
     }
 
     /// Adds the reversal of earlier changes to files that the plan does not name.
@@ -243,6 +400,15 @@ impl<'a> Planner<'a> {
                 files.insert(name.clone(), state);
             }
             forget.insert(name.clone());
+        }
+        if forget.contains(&self.desired.owned_file) {
+            // These files stay with their owners, and so are not recorded.
+            for (name, state) in removal::meta_files(self.directory, self.desired) {
+                if let Entry::Vacant(vacant) = files.entry(name) {
+                    forget.insert(vacant.key().clone());
+                    vacant.insert(state);
+                }
+            }
         }
         Plan { files, forget }
     }
@@ -262,7 +428,13 @@ impl Plan {
             if self.forget.contains(name) {
                 continue;
             }
-            let changed = changed_file(desired.is_own(name), known, directory.file(name), state);
+            let file = directory.file(name);
+            let without_us = file.map(|file| {
+                let left = removal::without_calls(file, directory, desired);
+                left.unwrap_or_else(|| removal::without_inpod(file))
+            });
+            let own = desired.is_own(name);
+            let changed = changed_file(own, known, file, without_us, state);
             updated_record.files.insert(name.clone(), changed);
         }
         updated_record
@@ -273,6 +445,7 @@ fn changed_file(
     own: bool,
     known: Option<&ChangedFile>,
     file: Option<&NetworkFile>,
+    without_us: Option<Vec<u8>>,
     state: &FileState,
 ) -> ChangedFile {
     let ours = known.and_then(|known| known.ours.as_ref());
@@ -284,8 +457,7 @@ fn changed_file(
     let before = match (known, file) {
         _ if own => None,
         (Some(known), _) if is_as_made => known.before.clone(),
-        (_, Some(file)) => Some(removal::without_inpod(file).as_slice().into()),
-        (_, None) => None,
+        _ => without_us.map(|content| content.as_slice().into()),
     };
     let istio_entry = file
         .and_then(NetworkFile::list)
@@ -300,7 +472,7 @@ fn changed_file(
             FileState::Absent => None,
         },
         istio_entry: istio_entry
-            .map(|plugin| plugin.text.into())
+            .map(|plugin| plugin.text.get().as_bytes().into())
             .or_else(|| known?.istio_entry.clone()),
     }
 }
@@ -308,7 +480,7 @@ fn changed_file(
 /// Recognizes istio-cni's copy of a chain, or a list with only its plugin.
 pub(crate) fn is_istio_file(file: &NetworkFile) -> bool {
     file.list().is_some_and(|list| {
-        let is_alone = list.plugins().all(|plugin| plugin.kind == ISTIO_CNI);
+        let is_alone = list.plugins.iter().all(|plugin| plugin.kind == ISTIO_CNI);
         is_alone || (file.name.contains(ISTIO_CNI) && list.plugin(ISTIO_CNI).is_some())
     })
 }

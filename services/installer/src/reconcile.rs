@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Directory, INPOD_CNI};
 use anyhow::Context as _;
 use inpod_service::uds;
 use nix::fcntl::Flock;
@@ -15,9 +14,11 @@ use nix::fcntl::Flock;
 use inpod_types::with_causes;
 
 use crate::{
+    Conflist, Directory, INPOD_CNI, NetworkFile, ReadError, Runtime,
     backoff::Backoff,
     binary::{self, FileStamps, Installed},
     config::Config,
+    directory::{below, resolve},
     error::{BinaryError, ChainError},
     files, known_conflicts,
     metrics::Metrics,
@@ -25,6 +26,7 @@ use crate::{
     record::Record,
     removal::{self, Restore},
     steps::{self, Cause, Step},
+    volatile::volatile_file_system,
 };
 
 /// The time within which events lead to a single reconcile.
@@ -39,12 +41,16 @@ pub struct Installer {
     pub(crate) desired: DesiredChain,
     pub(crate) record: Record,
     pub(crate) dirs: Dirs,
+    /// The directory with the plugin: the first of `dirs.bins` that has the plugin or can be written.
+    pub(crate) bin: PathBuf,
     metrics: Metrics,
     backoff: Backoff,
     /// The problem that was logged last, so that a problem is logged once instead of at every reconcile.
     last_problem: String,
     /// The stamps with which the installed plugin was found current.
     verified: Option<FileStamps>,
+    /// The stamps of the plugin that was asked for its versions.
+    asked: Option<FileStamps>,
     /// The lock that excludes other installers on this node.
     _lock: Flock<fs::File>,
 }
@@ -52,15 +58,18 @@ pub struct Installer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dirs {
     pub conf: PathBuf,
-    pub bin: PathBuf,
+    /// The directories in which the runtime searches plugins, in order.
+    pub bins: Vec<PathBuf>,
 }
 
 #[derive(Debug)]
 pub struct Outcome {
     pub(crate) binary: Result<(), String>,
     pub(crate) chain: Result<(), String>,
-    /// An error here keeps containerd from loading any network; other runtimes skip invalid files.
-    pub(crate) directory: Result<(), String>,
+    /// Whether pods wait for inpod after a reboot.
+    pub(crate) reboot: Result<(), String>,
+    /// Whether pods of every runtime handler are in the mesh.
+    pub(crate) handlers: Result<(), String>,
     /// The delay of the next reconcile, unless an event comes first.
     pub(crate) retry_after: Option<Duration>,
 }
@@ -83,11 +92,16 @@ impl Installer {
         let lock = lock(&dir)?;
         files::remove_temporaries(&dir)
             .with_context(|| format!("cannot clean up {}", dir.display()))?;
+        let (dirs, runtime) = find_dirs(&config);
+        let mut desired = DesiredChain::new(&config);
+        desired.runtime = runtime;
         Ok(Self {
             _lock: lock,
             record: Record::read(&dir)?,
-            desired: DesiredChain::new(&config),
-            dirs: dirs(&config),
+            bin: dirs.bins.first().cloned().unwrap_or_default(),
+            desired,
+            dirs,
+            asked: None,
             backoff: Backoff::default(),
             verified: None,
             last_problem: String::new(),
@@ -97,7 +111,7 @@ impl Installer {
     }
 
     pub(crate) fn reconcile(&mut self, now: Instant) -> Outcome {
-        self.dirs = dirs(&self.config);
+        (self.dirs, self.desired.runtime) = find_dirs(&self.config);
         let binary = self.reconcile_binary().map_err(|error| with_causes(&error));
         // The chain waits for the plugin, because an entry without a plugin fails every pod. If the entry exists
         // already, there is nothing to wait for.
@@ -123,7 +137,8 @@ impl Installer {
         Outcome {
             binary,
             chain,
-            directory: self.check_directory(),
+            reboot: self.check_reboot(),
+            handlers: self.check_handlers(),
             retry_after: retry_after.or(binary_retry),
         }
     }
@@ -144,18 +159,75 @@ impl Installer {
         self.last_problem = why.to_owned();
     }
 
-    fn check_directory(&self) -> Result<(), String> {
-        let directory = Directory::read(&self.conf_dir()).map_err(|error| with_causes(&error))?;
-        match directory.blocking_files().next() {
+    fn check_reboot(&self) -> Result<(), String> {
+        let dir = &self.dirs.conf;
+        match volatile_file_system(&self.config.host_root, dir) {
             None => Ok(()),
-            Some((name, why)) => Err(format!(
-                "containerd loads no network while {name} is invalid: {why}; repair or remove it"
+            Some(file_system) => Err(format!(
+                "{} does not survive a reboot ({file_system}): pods then start outside the mesh until inpod runs, so this node needs the start-up taint",
+                dir.display()
             )),
         }
     }
 
+    /// Checks the handlers of containerd that have a CNI directory of their own, which the installer does not change.
+    fn check_handlers(&self) -> Result<(), String> {
+        let root = &self.config.host_root;
+        let others = self.desired.runtime.handlers.iter();
+        let without_us = others.filter(|(_, dir)| {
+            let directory = Directory::read(root, dir).unwrap_or_default();
+            let first = directory.files.first().and_then(NetworkFile::list);
+            **dir != self.dirs.conf && first.is_none_or(|list| list.calls().is_empty())
+        });
+        let named: Vec<_> = without_us
+            .map(|(name, dir)| format!("{name} ({})", dir.display()))
+            .collect();
+        if named.is_empty() {
+            return Ok(());
+        }
+        Err(format!(
+            "pods start without inpod with the runtime handler {}: remove its cni_conf_dir, or add inpod's entry to the first file there",
+            named.join(", ")
+        ))
+    }
+
+    /// Installs the plugin in the first directory of the runtime's search that allows it.
     fn reconcile_binary(&mut self) -> Result<(), BinaryError> {
-        let dir = self.config.on_host(&self.dirs.bin);
+        let mut first_error = None;
+        for dir in self.dirs.bins.clone() {
+            self.bin = dir;
+            match self.install() {
+                // The runtime would find an outdated plugin there before one in a later directory.
+                Err(error @ (BinaryError::NoDirectory(_) | BinaryError::ReadOnly(_)))
+                    if !self.at(&self.bin).join(INPOD_CNI).exists() =>
+                {
+                    first_error = first_error.or(Some(error));
+                }
+                result => return result,
+            }
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    /// Asks the installed plugin for its versions, if the file has changed.
+    fn ask_versions(&mut self) -> Result<(), String> {
+        let dir = self.at(&self.bin);
+        let stamps = FileStamps::of(&self.config.plugin_source, &dir);
+        if stamps.is_none() || stamps != self.asked {
+            let versions = binary::ask_versions(&dir.join(INPOD_CNI));
+            self.desired.spoken = versions.map_err(|problem| {
+                format!(
+                    "the plugin in {} does not work: {problem}",
+                    self.bin.display()
+                )
+            })?;
+            self.asked = stamps;
+        }
+        Ok(())
+    }
+
+    fn install(&mut self) -> Result<(), BinaryError> {
+        let dir = self.at(&self.bin);
         let source = &self.config.plugin_source;
         let stamp = FileStamps::of(source, &dir);
         if stamp.is_some() && stamp == self.verified {
@@ -165,20 +237,21 @@ impl Installer {
             self.verified = stamp;
             return Ok(());
         }
-        let target = self.dirs.bin.join(INPOD_CNI).display().to_string();
-        let was_recorded = self.record.binary.as_ref() == Some(&target);
-        if !was_recorded {
-            self.record.binary = Some(target);
+        let target = self.on_host(&dir).join(INPOD_CNI).display().to_string();
+        let before = self.record.clone();
+        if before.binary.as_ref() != Some(&target) {
+            let earlier = self.record.binary.replace(target);
+            self.record.earlier_binaries.extend(earlier);
             self.save().map_err(|error| BinaryError::Write {
                 path: self.config.record_dir(),
                 source: std::io::Error::other(with_causes(&error)),
             })?;
         }
         let installed = binary::install(source, &dir);
-        if installed.is_err() && !was_recorded {
+        if installed.is_err() && before != self.record {
             // Nothing was installed, so the record must not name the file: a plugin that someone else installs later
             // must stay.
-            self.record.binary = None;
+            self.record = before;
             self.save().unwrap_or_else(|error| {
                 tracing::warn!(why = with_causes(&error), "Cannot write the record");
             });
@@ -191,13 +264,16 @@ impl Installer {
             Err(_) => "failed",
         });
         if let Installed::Written = installed? {
-            tracing::info!(dir = %self.dirs.bin.display(), "Installed the plugin");
+            tracing::info!(dir = %self.bin.display(), "Installed the plugin");
         }
         Ok(())
     }
 
     /// Reconciles the chain. The inner error is a problem that needs an operator, or time.
     fn reconcile_chain(&mut self, now: Instant) -> Result<Result<(), String>, ChainError> {
+        if let Err(problem) = self.ask_versions() {
+            return Ok(Err(problem));
+        }
         let conf = self.dirs.conf.display().to_string();
         if !self.record.files.is_empty() && self.record.conf_dir != conf {
             self.leave_chain(Restore::Everything)?;
@@ -207,7 +283,7 @@ impl Installer {
             path: dir.clone(),
             source,
         })?;
-        let directory = Directory::read(&dir)?;
+        let directory = self.read_directory()?;
         let plan = self.desired.plan(&directory, &self.record)?;
         let steps = steps::diff(&plan, &directory, &self.record);
         let is_contested = steps.iter().any(|step| step.cause != Cause::First);
@@ -230,7 +306,7 @@ impl Installer {
             self.backoff.record_rewrite(now);
         }
         self.forget_settled(&plan)?;
-        self.desired.check_effective(&Directory::read(&dir)?)?;
+        self.desired.check_effective(&self.read_directory()?)?;
         Ok(Ok(()))
     }
 
@@ -243,18 +319,26 @@ impl Installer {
             path: dir.clone(),
             source,
         })?;
-        let directory = Directory::read(&dir)?;
+        let directory = self.read_directory()?;
         let plan = removal::plan(&directory, &self.record, &self.desired, restore);
         let steps = steps::diff(&plan, &directory, &self.record);
         for step in &steps {
             steps::apply(&dir, step)?;
             self.metrics.rewritten("leaving");
+            let list = directory.file(&step.name).and_then(NetworkFile::list);
+            if let Some(kind) = list.and_then(Conflist::meta) {
+                let file = &step.name;
+                tracing::warn!(file, "Removed inpod from what {kind} calls: restart {kind}");
+            }
         }
         self.forget_settled(&plan)?;
-        self.desired
-            .remove_backups(&dir)
-            .map_err(|source| ChainError::Write { path: dir, source })?;
-        self.dirs = dirs(&self.config);
+        // A later Cilium would restore the backups that Cilium made of inpod's files.
+        for name in [&self.desired.owned_file, &self.desired.standalone_file] {
+            let path = dir.join(format!("{name}.cilium_bak"));
+            let removed = inpod_service::remove_if_exists(&path);
+            removed.map_err(|source| ChainError::Write { path, source })?;
+        }
+        (self.dirs, self.desired.runtime) = find_dirs(&self.config);
         Ok(steps)
     }
 
@@ -290,7 +374,23 @@ impl Installer {
     }
 
     pub(crate) fn conf_dir(&self) -> PathBuf {
-        self.config.on_host(&self.dirs.conf)
+        self.at(&self.dirs.conf)
+    }
+
+    fn read_directory(&self) -> Result<Directory, ReadError> {
+        Directory::read(&self.config.host_root, &self.dirs.conf)
+    }
+
+    /// Returns where a path of the host is in this mount namespace.
+    pub(crate) fn at(&self, path: &Path) -> PathBuf {
+        let root = &self.config.host_root;
+        resolve(root, path).unwrap_or_else(|_| below(root, path))
+    }
+
+    /// Returns the path on the host, the reverse of [`Self::at`].
+    fn on_host(&self, path: &Path) -> PathBuf {
+        let root = fs::canonicalize(&self.config.host_root).unwrap_or_default();
+        Path::new("/").join(path.strip_prefix(root).unwrap_or(path))
     }
 }
 
@@ -318,18 +418,22 @@ fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
     })
 }
 
-/// Returns the directories from the settings, or else the directories of the runtime.
-fn dirs(config: &Config) -> Dirs {
-    let (found, unreadable) = crate::find_dirs(&config.host_root);
+/// Returns the directories from the settings, or else the directories of the runtime, and the runtime.
+fn find_dirs(config: &Config) -> (Dirs, Runtime) {
+    let (runtime, unreadable) = Runtime::find(&config.host_root, config.conf_dir.as_deref());
     for (path, why) in unreadable {
         tracing::debug!(path = %path.display(), why, "Cannot read the runtime's configuration");
     }
-    let bin = found.bin_dirs.into_iter().next();
-    let bin = config.bin_dir.clone().or(bin);
-    Dirs {
-        conf: config.conf_dir.clone().unwrap_or(found.conf_dir),
-        bin: bin.unwrap_or_else(|| PathBuf::from("/opt/cni/bin")),
-    }
+    let bin = config.bin_dir.as_ref().map(|dir| vec![dir.clone()]);
+    let dirs = Dirs {
+        conf: config
+            .conf_dir
+            .as_ref()
+            .unwrap_or(&runtime.conf_dir)
+            .clone(),
+        bins: bin.unwrap_or_else(|| runtime.bin_dirs.clone()),
+    };
+    (dirs, runtime)
 }
 
 fn contention_message(steps: &[Step], streak: u32, wait: Duration, remedy: Option<&str>) -> String {

@@ -23,6 +23,9 @@ pub struct Record {
     pub files: BTreeMap<String, ChangedFile>,
     /// The path of the plugin on the host, if inpod installed the plugin.
     pub binary: Option<String>,
+    /// The paths at which inpod installed the plugin before, because the runtime's directory moved.
+    #[serde(default)]
+    pub earlier_binaries: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{Conflist, Directory, Entry, INPOD_CNI, ISTIO_CNI, Loaded, NetworkFile};
+use serde_json::value::RawValue;
 
 use crate::{
-    plan::{DesiredChain, FileState, Plan},
+    Conflist, Directory, INPOD_CNI, ISTIO_CNI, NetworkFile, Plugin,
+    plan::{self, DesiredChain, FileState, Plan},
     record::{ChangedFile, Content, Record},
 };
 
@@ -46,8 +47,38 @@ pub fn plan(
         });
         files.extend(state.map(|state| (file.name.clone(), state)));
     }
+    for (name, state) in meta_files(directory, desired) {
+        files.entry(name).or_insert(state);
+    }
     let forget: BTreeSet<_> = record.files.keys().chain(files.keys()).cloned().collect();
     Plan { files, forget }
+}
+
+/// Returns the files of meta plugins without inpod in what they call. A meta plugin that copied inpod's entry does not
+/// remove the entry when inpod's file vanishes (Multus 4.2 then waits for the file).
+pub(crate) fn meta_files(
+    directory: &Directory,
+    desired: &DesiredChain,
+) -> impl Iterator<Item = (String, FileState)> {
+    directory.files.iter().filter_map(|file| {
+        let content = without_calls(file, directory, desired)?;
+        Some((file.name.clone(), FileState::Content(content)))
+    })
+}
+
+/// Returns the file of a meta plugin without inpod in what it calls, or `None` if there is nothing to change.
+pub(crate) fn without_calls(
+    file: &NetworkFile,
+    directory: &Directory,
+    desired: &DesiredChain,
+) -> Option<Vec<u8>> {
+    let is_primary = |file: &&NetworkFile| {
+        let is_network = file.list().is_some_and(|list| list.meta().is_none());
+        is_network && !desired.is_own(&file.name) && !plan::is_istio_file(file)
+    };
+    let primary = directory.files.iter().find(is_primary);
+    let primary = primary.map_or("", |file| &file.name);
+    file.list()?.without_calls(&desired.owned_file, primary)
 }
 
 /// Returns the desired state of a changed file, or `None` if nothing is left to do.
@@ -90,14 +121,17 @@ fn restored(before: &Content, changed: &ChangedFile, restore: Restore) -> Option
     match restore {
         Restore::Everything => unchanged(),
         Restore::ExceptIstioCni => match Conflist::parse(before.bytes()) {
-            Ok(list) if list.plugin(ISTIO_CNI).is_some() => if_not_empty(list.without(ISTIO_CNI)),
+            Ok(list) if list.plugin(ISTIO_CNI).is_some() => {
+                list.without(ISTIO_CNI).map(FileState::Content)
+            }
             Ok(_) => unchanged(),
             Err(_) if is_istio_conf(before.bytes()) => None,
             Err(_) => unchanged(),
         },
         Restore::WithIstioCni => match (Conflist::parse(before.bytes()), &changed.istio_entry) {
             (Ok(list), Some(entry)) if list.plugin(ISTIO_CNI).is_none() => {
-                Some(FileState::Content(list.with(&istio_entry(entry))))
+                let entry = istio_entry(entry)?;
+                Some(FileState::Content(list.with(&entry, INPOD_CNI)))
             }
             _ => unchanged(),
         },
@@ -107,33 +141,19 @@ fn restored(before: &Content, changed: &ChangedFile, restore: Restore) -> Option
 /// Removes inpod's entry, or replaces the entry by `entry` of istio-cni. Returns `None` if the file lacks inpod's
 /// entry.
 fn remove_entry(file: &NetworkFile, entry: Option<&Content>) -> Option<FileState> {
-    match file.loaded.as_ref().ok()? {
-        Loaded::Single(conf, _) => (conf.kind() == INPOD_CNI).then_some(FileState::Absent),
-        Loaded::List(list) => {
-            list.plugin(INPOD_CNI)?;
-            let without = match entry {
-                Some(entry) => list.replaced(INPOD_CNI, &istio_entry(entry)),
-                None => list.without(INPOD_CNI),
-            };
-            if_not_empty(without).or(Some(FileState::Absent))
-        }
-    }
+    let list = file.list()?;
+    list.plugin(INPOD_CNI)?;
+    let without = match entry.and_then(istio_entry) {
+        Some(entry) => Some(list.with(&entry, INPOD_CNI)),
+        None => list.without(INPOD_CNI),
+    };
+    Some(without.map_or(FileState::Absent, FileState::Content))
 }
 
 pub(crate) fn without_inpod(file: &NetworkFile) -> Vec<u8> {
-    match file.list() {
-        Some(list) if list.text() == file.content && list.plugin(INPOD_CNI).is_some() => {
-            list.without(INPOD_CNI)
-        }
-        Some(_) | None => file.content.clone(),
-    }
-}
-
-/// Returns the content of the file, or `None` if no plugin is left in the list.
-fn if_not_empty(text: Vec<u8>) -> Option<FileState> {
-    Conflist::parse(&text)
-        .is_ok()
-        .then_some(FileState::Content(text))
+    let list = file.list().filter(|list| !list.is_single);
+    let without = list.and_then(|list| list.without(INPOD_CNI));
+    without.unwrap_or_else(|| file.content.clone())
 }
 
 fn has_istio_entry(content: &Content) -> bool {
@@ -142,12 +162,10 @@ fn has_istio_entry(content: &Content) -> bool {
 
 /// Returns whether the text is a single configuration of istio-cni.
 fn is_istio_conf(text: &[u8]) -> bool {
-    crate::Conf::parse(text).is_ok_and(|conf| conf.kind() == ISTIO_CNI)
+    Conflist::parse_single(text).is_ok_and(|list| list.plugin(ISTIO_CNI).is_some())
 }
 
-fn istio_entry(entry: &Content) -> Entry {
-    Entry {
-        kind: ISTIO_CNI.to_owned(),
-        text: entry.bytes().to_owned(),
-    }
+fn istio_entry(entry: &Content) -> Option<Plugin> {
+    let text = String::from_utf8_lossy(entry.bytes()).into_owned();
+    Plugin::new(RawValue::from_string(text).ok()?).ok()
 }

@@ -1,29 +1,27 @@
 //! Reads the CNI settings in the configuration files of container runtimes.
 
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use inpod_service::read_bounded_text;
 use toml::{Table, Value};
 
-/// The CNI settings of one file, in which unset fields are empty.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RuntimeConfig {
-    pub conf_dir: Option<String>,
-    /// The directories of plugins, in the order of the search.
-    pub bin_dirs: Vec<String>,
-    /// The imported files (containerd's `imports`), whose names may contain `*`.
-    pub imports: Vec<String>,
-}
+use crate::directory::{MAX_BYTES, below, resolve};
 
-impl RuntimeConfig {
-    /// Overrides these settings with the settings of a later file.
-    #[must_use]
-    pub fn overridden_by(mut self, later: Self) -> Self {
-        self.conf_dir = later.conf_dir.or(self.conf_dir);
-        if !later.bin_dirs.is_empty() {
-            self.bin_dirs = later.bin_dirs;
-        }
-        self.imports.extend(later.imports);
-        self
-    }
-}
+/// The possible configuration files of containerd, in the order of the search.
+const CONTAINERD: [&str; 4] = [
+    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+    "/var/snap/microk8s/current/args/containerd.toml",
+    "/etc/containerd/config.toml",
+];
+
+/// The main configuration file of CRI-O; the files of the directory follow by name (crio.conf(5)).
+const CRIO: &str = "/etc/crio/crio.conf";
+const CRIO_DIR: &str = "/etc/crio/crio.conf.d";
 
 /// The containerd plugins with a table `cni`, in versions 3, 2 and 1 of the file (containerd's page on its CRI plugin).
 const CRI: [&str; 3] = [
@@ -32,101 +30,199 @@ const CRI: [&str; 3] = [
     "cri",
 ];
 
-pub fn containerd(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
-    let file: Table = text.parse()?;
-    let plugins = file.get("plugins").and_then(Value::as_table);
-    let cni = plugins.and_then(|plugins| {
-        let mut known = CRI.iter().filter_map(|name| plugins.get(*name)?.get("cni"));
-        known.next()
-    });
-    let setting = |key| cni.and_then(|cni| cni.get(key));
-    let mut bin_dirs = strings_of(setting("bin_dirs"));
-    if bin_dirs.is_empty() {
-        bin_dirs.extend(string_of(setting("bin_dir")));
+/// How the runtime of a node loads networks, with paths on the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Runtime {
+    pub conf_dir: PathBuf,
+    /// The directories of plugins, in the order of the search.
+    pub bin_dirs: Vec<PathBuf>,
+    /// The file that sets them, or `None` for the defaults of containerd and CRI-O.
+    pub source: Option<PathBuf>,
+    /// The number of networks of a pod (containerd's `max_conf_num`); 0 stands for all.
+    pub(crate) networks: i64,
+    /// The name of the network (CRI-O's `cni_default_network`), if the first file does not decide.
+    pub(crate) network: Option<String>,
+    /// The CNI directories of containerd's runtime handlers that have one of their own.
+    pub(crate) handlers: BTreeMap<String, PathBuf>,
+}
+
+impl Default for Runtime {
+    fn default() -> Self {
+        Self {
+            conf_dir: "/etc/cni/net.d".into(),
+            bin_dirs: vec!["/opt/cni/bin".into()],
+            source: None,
+            networks: 1,
+            network: None,
+            handlers: BTreeMap::new(),
+        }
     }
-    Ok(RuntimeConfig {
-        conf_dir: string_of(setting("conf_dir")),
-        bin_dirs,
-        imports: strings_of(file.get("imports")),
-    })
 }
 
-/// Parses the table `crio.network` of crio.conf(5).
-pub fn crio(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
-    let file: Table = text.parse()?;
-    let network = file.get("crio").and_then(|crio| crio.get("network"));
-    let setting = |key| network.and_then(|network| network.get(key));
-    let mut bin_dirs = strings_of(setting("plugin_dirs"));
-    bin_dirs.extend(string_of(setting("plugin_dir")));
-    Ok(RuntimeConfig {
-        conf_dir: string_of(setting("network_dir")),
-        bin_dirs,
-        ..RuntimeConfig::default()
-    })
+impl Runtime {
+    /// Finds the runtime whose configuration directory is `conf_dir`, or else the first whose directory exists. Returns
+    /// the files that cannot be used with the errors.
+    pub fn find(root: &Path, conf_dir: Option<&Path>) -> (Self, Vec<(PathBuf, String)>) {
+        let mut search = Search {
+            root,
+            unreadable: Vec::new(),
+        };
+        let mut found: Vec<_> = CONTAINERD
+            .iter()
+            .filter_map(|path| search.containerd(Path::new(path)))
+            .collect();
+        found.extend(search.crio());
+        let is_wanted = |runtime: &Self| match conf_dir {
+            Some(dir) => runtime.conf_dir == dir,
+            None => resolve(root, &runtime.conf_dir).is_ok_and(|dir| dir.is_dir()),
+        };
+        let index = found.iter().position(is_wanted).unwrap_or(0);
+        let runtime = found.into_iter().nth(index).unwrap_or_default();
+        (runtime, search.unreadable)
+    }
+
+    /// Overrides these settings with the settings of containerd's file.
+    fn override_by_containerd(&mut self, file: &Table) {
+        let plugins = file.get("plugins").and_then(Value::as_table);
+        let cri = plugins.and_then(|plugins| CRI.iter().find_map(|name| plugins.get(*name)));
+        let cni = cri.and_then(|cri| cri.get("cni"));
+        let setting = |key| cni.and_then(|cni| cni.get(key));
+        let mut bin_dirs = paths_of(setting("bin_dirs"));
+        if bin_dirs.is_empty() {
+            bin_dirs.extend(path_of(setting("bin_dir")));
+        }
+        self.override_dirs(path_of(setting("conf_dir")), bin_dirs);
+        if let Some(networks) = setting("max_conf_num").and_then(Value::as_integer) {
+            self.networks = networks;
+        }
+        // The CRI plugin of version 3 has the handlers beside `cni`, too.
+        let handlers = cri.and_then(|cri| cri.get("containerd")?.get("runtimes")?.as_table());
+        for (name, handler) in handlers.into_iter().flatten() {
+            let dir = path_of(handler.get("cni_conf_dir"));
+            self.handlers.extend(dir.map(|dir| (name.clone(), dir)));
+        }
+    }
+
+    /// Overrides these settings with the table `crio.network` of crio.conf(5).
+    fn override_by_crio(&mut self, file: &Table) {
+        let network = file.get("crio").and_then(|crio| crio.get("network"));
+        let setting = |key| network.and_then(|network| network.get(key));
+        let mut bin_dirs = paths_of(setting("plugin_dirs"));
+        bin_dirs.extend(path_of(setting("plugin_dir")));
+        self.override_dirs(path_of(setting("network_dir")), bin_dirs);
+        if let Some(name) = setting("cni_default_network").and_then(Value::as_str) {
+            self.network = Some(name.to_owned()).filter(|name| !name.is_empty());
+        }
+    }
+
+    fn override_dirs(&mut self, conf_dir: Option<PathBuf>, bin_dirs: Vec<PathBuf>) {
+        if let Some(dir) = conf_dir {
+            self.conf_dir = dir;
+        }
+        if !bin_dirs.is_empty() {
+            self.bin_dirs = bin_dirs;
+        }
+    }
 }
 
-/// Returns the text, or `None` for an empty string, which counts as unset.
-fn string_of(value: Option<&Value>) -> Option<String> {
+struct Search<'a> {
+    root: &'a Path,
+    unreadable: Vec<(PathBuf, String)>,
+}
+
+impl Search<'_> {
+    fn containerd(&mut self, path: &Path) -> Option<Runtime> {
+        let file = self.read(path)?;
+        let mut runtime = Runtime {
+            source: Some(path.to_owned()),
+            ..Runtime::default()
+        };
+        runtime.override_by_containerd(&file);
+        for import in paths_of(file.get("imports")) {
+            for path in self.matching_files(path, &import) {
+                if let Some(file) = self.read(&path) {
+                    runtime.override_by_containerd(&file);
+                }
+            }
+        }
+        Some(runtime)
+    }
+
+    fn crio(&mut self) -> Option<Runtime> {
+        let mut paths = vec![PathBuf::from(CRIO)];
+        paths.extend(self.list_files(Path::new(CRIO_DIR), |name| name.ends_with(".conf")));
+        let mut runtime = None;
+        for path in paths {
+            let Some(file) = self.read(&path) else {
+                continue;
+            };
+            let found: &mut Runtime = runtime.get_or_insert_with(|| Runtime {
+                source: Some(path.clone()),
+                ..Runtime::default()
+            });
+            let before = (found.conf_dir.clone(), found.bin_dirs.clone());
+            found.override_by_crio(&file);
+            if before != (found.conf_dir.clone(), found.bin_dirs.clone()) {
+                found.source = Some(path);
+            }
+        }
+        runtime
+    }
+
+    /// Returns `None` if the file does not exist or cannot be used.
+    fn read(&mut self, path: &Path) -> Option<Table> {
+        let text = resolve(self.root, path).and_then(|found| read_bounded_text(&found, MAX_BYTES));
+        let read = match text {
+            Ok(text) => text
+                .parse()
+                .map_err(|error: toml::de::Error| error.message().to_owned()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => Err(error.to_string()),
+        };
+        read.map_err(|why| self.unreadable.push((path.to_owned(), why)))
+            .ok()
+    }
+
+    /// Expands an entry of `imports` to sorted files; only the last component of the path may contain `*`.
+    fn matching_files(&self, file: &Path, pattern: &Path) -> Vec<PathBuf> {
+        // A relative path starts at the directory of the importing file (containerd, config import).
+        let pattern = file.parent().unwrap_or(file).join(pattern);
+        let (Some(dir), Some(name)) = (pattern.parent(), pattern.file_name()) else {
+            return Vec::new();
+        };
+        let name = name.to_string_lossy();
+        let Some((before, after)) = name.split_once('*') else {
+            return vec![pattern.clone()];
+        };
+        self.list_files(dir, |found| {
+            let rest = found.strip_prefix(before);
+            rest.is_some_and(|rest| rest.ends_with(after.trim_start_matches('*')))
+        })
+    }
+
+    /// Lists the matching files of a directory, sorted by name.
+    fn list_files(&self, dir: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+        let entries = fs::read_dir(below(self.root, dir))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let mut names: Vec<_> = names.filter(|name| matches(name)).collect();
+        names.sort();
+        names.into_iter().map(|name| dir.join(name)).collect()
+    }
+}
+
+/// Returns the path, or `None` for an empty text, which counts as unset.
+fn path_of(value: Option<&Value>) -> Option<PathBuf> {
     let text = value?.as_str()?.trim_end_matches('/');
-    (!text.is_empty()).then(|| text.to_owned())
+    (!text.is_empty()).then(|| text.into())
 }
 
-fn strings_of(value: Option<&Value>) -> Vec<String> {
+fn paths_of(value: Option<&Value>) -> Vec<PathBuf> {
     let items = value.and_then(Value::as_array).into_iter().flatten();
-    items.filter_map(|item| string_of(Some(item))).collect()
+    items.filter_map(|item| path_of(Some(item))).collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_version_of_containerds_configuration_is_read() {
-        for (text, bins) in [
-            (
-                "[plugins.cri.cni]\nbin_dir = \"/b\"\nconf_dir = \"/c/\"",
-                &["/b"][..],
-            ),
-            (
-                "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/b\"\nconf_dir = \"/c\"",
-                &["/b"],
-            ),
-            (
-                "version = 3\n[plugins]\n  [plugins.'io.containerd.cri.v1.runtime']\n    [plugins.'io.containerd.cri.v1.runtime'.cni]\n      bin_dirs = ['/b', '/b2']\n      conf_dir = '/c'",
-                &["/b", "/b2"],
-            ),
-        ] {
-            let setting = containerd(text).unwrap();
-            assert_eq!(
-                (setting.conf_dir.as_deref(), &setting.bin_dirs[..]),
-                (
-                    Some("/c"),
-                    &bins.iter().map(|b| (*b).to_owned()).collect::<Vec<_>>()[..]
-                ),
-                "{text}"
-            );
-        }
-        let setting = containerd("imports = [\"/x/*.toml\"]\n[plugins.cri.cni]").unwrap();
-        assert_eq!(
-            (setting.imports, setting.conf_dir),
-            (vec!["/x/*.toml".to_owned()], None)
-        );
-    }
-
-    #[test]
-    fn a_later_file_of_crio_overrides_what_it_sets_and_nothing_else() {
-        let first =
-            crio("[crio.network]\nnetwork_dir = \"/c\"\nplugin_dirs = [\"/a\", \"/b\"]").unwrap();
-        let second = crio("[crio.network]\nnetwork_dir = \"/d\"").unwrap();
-        let setting = first.overridden_by(second);
-        assert_eq!(
-            (setting.conf_dir.as_deref(), setting.bin_dirs),
-            (Some("/d"), vec!["/a".to_owned(), "/b".to_owned()])
-        );
-    }
-
-    #[test]
-    fn a_file_that_is_no_toml_is_refused() {
-        assert!(containerd("[plugins").is_err() && crio("= 1").is_err());
-    }
-}
+mod tests;

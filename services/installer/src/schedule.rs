@@ -30,6 +30,8 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
     wait_while_left(&config.leave_file, &marker, daemon).await;
     let mut installer = Installer::new(config, metrics)?;
     let mut watcher = None;
+    // Logged once instead of at every reconcile.
+    let mut is_unwatched = false;
     loop {
         if let Some(how) = uninstall::read_leave_request(&installer.config.leave_file, &marker) {
             let result = uninstall::leave_node(installer, how).await?;
@@ -38,19 +40,21 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
         marker
             .clear()
             .context("cannot clear the marker of a node that inpod has left")?;
-        let (conf, bin) = (
-            installer.conf_dir(),
-            installer.config.on_host(&installer.dirs.bin),
-        );
+        let (conf, bin) = (installer.conf_dir(), installer.at(&installer.bin));
         let watched = [conf.as_path(), bin.as_path()];
         if !watcher
             .as_ref()
             .is_some_and(|watcher: &Watcher| watcher.is_watching(&watched))
         {
             // Without a watch, only the periodic reconcile finds changes.
-            watcher = Watcher::open(&watched)
-                .inspect_err(|error| tracing::warn!(%error, "Cannot watch the CNI directories"))
-                .ok();
+            let opened = Watcher::open(&watched);
+            if let Err(error) = &opened
+                && !std::mem::replace(&mut is_unwatched, true)
+            {
+                tracing::warn!(%error, "Cannot watch the CNI directories");
+            }
+            is_unwatched = opened.is_err();
+            watcher = opened.ok();
         }
         if let Some(watcher) = &mut watcher {
             watcher.drain();
@@ -66,7 +70,8 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
         let delay = outcome.retry_after.unwrap_or(sweep).min(sweep);
         daemon.readiness().set("binary", outcome.binary);
         daemon.readiness().set("chain", outcome.chain);
-        daemon.readiness().set("directory", outcome.directory);
+        daemon.readiness().set("reboot", outcome.reboot);
+        daemon.readiness().set("handlers", outcome.handlers);
         wait(
             watcher.as_mut(),
             delay,

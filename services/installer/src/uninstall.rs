@@ -6,12 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::ISTIO_CNI;
 use anyhow::Context as _;
 use inpod_cni::enrolled::EnrolledNamespaces;
 use inpod_service::uninstall::{self, Marker, UninstallMode};
 
-use crate::{error::ChainError, files, reconcile::Installer, record::Record, removal::Restore};
+use crate::{
+    ISTIO_CNI, error::ChainError, files, reconcile::Installer, record::Record, removal::Restore,
+};
 
 /// The time that pod-events has to withdraw all pods.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(300);
@@ -47,7 +48,7 @@ pub(crate) async fn leave_node(
 ) -> anyhow::Result<LeaveResult> {
     tracing::warn!(%how, "Leaving the node");
     let mut steps = vec![leave_chain(&mut installer, how).await?];
-    steps.push(remove_plugin(&mut installer).await?);
+    steps.push(remove_plugin(&mut installer, how).await?);
     if how == UninstallMode::Uninstall {
         steps.extend(wait_withdrawn(&installer).await);
     }
@@ -94,21 +95,34 @@ async fn leave_chain(installer: &mut Installer, how: UninstallMode) -> anyhow::R
     })
 }
 
-async fn remove_plugin(installer: &mut Installer) -> anyhow::Result<String> {
-    let dir = installer.config.on_host(&installer.dirs.bin);
-    files::remove_temporaries(&dir)
-        .with_context(|| format!("cannot clean up {}", dir.display()))?;
-    let Some(path) = installer.record.binary.clone().map(PathBuf::from) else {
+async fn remove_plugin(installer: &mut Installer, how: UninstallMode) -> anyhow::Result<String> {
+    for dir in installer.dirs.bins.iter().map(|dir| installer.at(dir)) {
+        files::remove_temporaries(&dir)
+            .with_context(|| format!("cannot clean up {}", dir.display()))?;
+    }
+    let record = &installer.record;
+    let paths: Vec<_> = record
+        .binary
+        .iter()
+        .chain(&record.earlier_binaries)
+        .cloned()
+        .collect();
+    if paths.is_empty() {
         return Ok("no plugin to remove".to_owned());
-    };
+    }
     if installer.config.keep_binary {
-        return Ok(format!("plugin kept in {}", path.display()));
+        return Ok(format!("plugin kept in {}", paths.join(", ")));
     }
     tokio::time::sleep(installer.config.binary_grace()).await;
-    let host_path = installer.config.on_host(&path);
-    let removed = inpod_service::remove_if_exists(&host_path);
-    removed.with_context(|| format!("cannot remove {}", host_path.display()))?;
+    // Another component may have restored the entry since, and without its plugin the entry fails every pod.
+    leave_chain(installer, how).await?;
+    for path in paths {
+        let path = installer.at(Path::new(&path));
+        let removed = inpod_service::remove_if_exists(&path);
+        removed.with_context(|| format!("cannot remove {}", path.display()))?;
+    }
     installer.record.binary = None;
+    installer.record.earlier_binaries.clear();
     installer.save()?;
     Ok("plugin removed".to_owned())
 }
@@ -151,7 +165,7 @@ fn remove_state(installer: &Installer) -> anyhow::Result<String> {
 
 impl Installer {
     fn has_istio_cni(&self) -> bool {
-        let dir = self.config.on_host(&self.dirs.bin);
-        dir.join(ISTIO_CNI).exists()
+        let mut dirs = self.dirs.bins.iter().map(|dir| self.at(dir));
+        dirs.any(|dir| dir.join(ISTIO_CNI).exists())
     }
 }

@@ -15,10 +15,10 @@ use nix::{
     unistd::Pid,
 };
 
-pub(crate) const PRIMARY: &str = "{ \"cniVersion\": \"1.0.0\", \"name\": \"k8s\",\r\n  \"plugins\": [\r\n    { \"type\": \"calico\", \"big\": 1e400, \"nodename\": \"\\u006e\" },\r\n    { \"type\": \"portmap\", \"snat\": true }\r\n  ]\r\n}\r\n";
+pub(crate) const PRIMARY: &str = "{ \"cniVersion\": \"1.0.0\", \"name\": \"k8s\",\r\n  \"plugins\": [\r\n    { \"type\": \"calico\", \"big\": 1e40, \"nodename\": \"\\u006e\" },\r\n    { \"type\": \"portmap\", \"snat\": true }\r\n  ]\r\n}\r\n";
 
 /// The installer needs only VERSION of a plugin.
-const PLUGIN: &str = "#!/bin/sh\necho '{\"supportedVersions\":[\"1.0.0\"]}'\n";
+const PLUGIN: &str = "#!/bin/sh\necho '{\"supportedVersions\":[\"0.1.0\",\"0.3.1\",\"0.4.0\",\"1.0.0\",\"1.1.0\"]}'\n";
 
 pub(crate) struct Host {
     root: tempfile::TempDir,

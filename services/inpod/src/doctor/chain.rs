@@ -4,7 +4,7 @@
 
 use inpod_types::with_causes;
 pub(crate) use installer::INPOD_CNI as PLUGIN;
-use installer::{NetworkFile, is_loaded};
+use installer::{Directory, NetworkFile};
 
 use crate::host_fs::{HostFs, Observed};
 
@@ -63,21 +63,16 @@ impl Network {
 }
 
 pub(crate) fn networks(root: &HostFs, directory: &str) -> Observed<Option<Vec<Network>>> {
-    let Some(names) = root.names(directory)? else {
+    if root.names(directory)?.is_none() {
         return Ok(None);
-    };
-    let read = |name: String| {
-        let path = root.at(format!("{directory}/{name}"));
-        let file = NetworkFile::read(&path, name.clone()).transpose()?;
-        let plugins = file.map_err(|error| with_causes(&error));
-        let plugins = plugins.and_then(|file| self::plugins(&file));
-        Some(Network {
-            file: name,
-            plugins,
-        })
-    };
-    let networks = names.into_iter().filter(|name| is_loaded(name));
-    Ok(Some(networks.filter_map(read).collect()))
+    }
+    let read = Directory::read(&root.at("/"), directory.as_ref());
+    let files = read.map_err(|error| with_causes(&error))?.files;
+    let networks = files.into_iter().map(|file| Network {
+        plugins: plugins(&file),
+        file: file.name,
+    });
+    Ok(Some(networks.collect()))
 }
 
 /// Lists the files renamed by Cilium because of the setting `cni.exclusive`.
@@ -88,11 +83,9 @@ pub(crate) fn renamed(root: &HostFs, directory: &str) -> Vec<String> {
 }
 
 fn plugins(file: &NetworkFile) -> Result<Vec<String>, String> {
-    let list = file.loaded.as_ref().map_err(ToString::to_string)?.list();
-    Ok(list
-        .plugins()
-        .map(|plugin| plugin.kind.to_owned())
-        .collect())
+    let list = file.loaded.as_ref().map_err(ToString::to_string)?;
+    let plugins = list.plugins.iter();
+    Ok(plugins.map(|plugin| plugin.kind.clone()).collect())
 }
 
 #[cfg(test)]

@@ -1,14 +1,15 @@
 use std::collections::BTreeMap;
 
-use crate::{Directory, NetworkFile};
-
 use super::{
     testing::{config, directory},
     *,
 };
-use crate::steps::{self, Action, Cause};
+use crate::{
+    INPOD_CNI,
+    steps::{self, Action, Cause},
+};
 
-const PRIMARY: &str = "{ \"name\": \"k8s\", \"cniVersion\": \"1.0.0\",\n  \"plugins\": [ { \"type\": \"calico\", \"n\": 1e400 } ] }\n";
+const PRIMARY: &str = "{ \"name\": \"k8s\", \"cniVersion\": \"1.0.0\",\n  \"plugins\": [ { \"type\": \"calico\", \"n\": 1e40 } ] }\n";
 const WITH_ISTIO_CNI: &str =
     r#"{"name":"k8s","plugins":[{"type":"calico"},{"type":"istio-cni","x":1}]}"#;
 const SINGLE: &str = "{\"type\":\"bridge\",\"name\":\"k8s\",\"cniVersion\":\"0.4.0\"}\n";
@@ -53,7 +54,10 @@ impl World {
                 Action::Remove => drop(self.files.remove(&step.name)),
             }
             // Runtimes must find a network after every step.
-            assert!(self.directory().first().is_some(), "after {step:?}");
+            assert!(
+                self.desired.first_network(&self.directory().files).is_ok(),
+                "after {step:?}"
+            );
         }
         record.files.retain(|name, _| !plan.forget.contains(name));
         self.record = record;
@@ -95,9 +99,7 @@ impl World {
     fn types(&self, name: &str) -> Vec<String> {
         let directory = self.directory();
         let list = directory.file(name).unwrap().list().unwrap();
-        list.plugins()
-            .map(|plugin| plugin.kind.to_owned())
-            .collect()
+        list.plugins.iter().map(|it| it.kind.clone()).collect()
     }
 }
 
@@ -131,12 +133,13 @@ fn the_owned_copy_is_the_primary_and_us_and_follows_every_change() {
     let mut world = World::new(&[], &[("10-a.conflist", PRIMARY)]);
     assert_eq!(world.settle(), 1);
     let copy = world.files["02-inpod.conflist"].clone();
-    assert!(copy.starts_with("{ \"name\": \"k8s\", \"cniVersion\": \"1.0.0\",\n  \"plugins\": [ { \"type\": \"calico\", \"n\": 1e400 }, {\""));
-    let changed = PRIMARY.replace("1.0.0", "1.1.0").replace("1e400", "1e401");
+    let expected = "{\n  \"name\": \"k8s\",\n  \"cniVersion\": \"1.0.0\",\n  \"plugins\": [\n    { \"type\": \"calico\", \"n\": 1e40 },\n    {";
+    assert!(copy.starts_with(expected), "{copy}");
+    let changed = PRIMARY.replace("1.0.0", "1.1.0").replace("1e40", "1e41");
     world.files.insert("10-a.conflist".to_owned(), changed);
     assert_eq!(world.settle(), 1);
     assert!(
-        world.files["02-inpod.conflist"].contains("1e401")
+        world.files["02-inpod.conflist"].contains("1e41")
             && world.files["02-inpod.conflist"].contains("1.1.0")
     );
     // Another CNI becomes the primary network.
@@ -161,16 +164,11 @@ fn without_a_primary_nothing_is_changed_and_the_copy_stays() {
         world.desired.plan(&world.directory(), &world.record),
         Err(PlanError::NoPrimary)
     );
-    let empty = World::new(&[("mode", "in-place")], &[("10-a.conflist", "{")]);
-    assert_eq!(
-        empty.desired.plan(&empty.directory(), &empty.record),
-        Err(PlanError::NoPrimary)
-    );
 }
 
 #[test]
 fn an_owned_file_that_would_not_be_taken_is_refused_with_the_setting() {
-    let world = World::new(&[], &[("00-multus.conf", SINGLE)]);
+    let world = World::new(&[], &[("00-net.conf", SINGLE)]);
     let error = world
         .desired
         .plan(&world.directory(), &world.record)
@@ -178,7 +176,7 @@ fn an_owned_file_that_would_not_be_taken_is_refused_with_the_setting() {
     assert!(error.to_string().contains("set owned_file"), "{error}");
     let mut world = World::new(
         &[("owned_file", "00-inpod.conflist")],
-        &[("00-multus.conf", SINGLE)],
+        &[("00-net.conf", SINGLE)],
     );
     world.settle();
 }
@@ -220,11 +218,13 @@ fn a_single_configuration_that_its_owner_writes_anew_is_what_comes_back() {
 fn what_others_changed_since_stays_and_only_our_entry_is_removed() {
     let mut world = World::new(&[("mode", "in-place")], &[("10-a.conflist", PRIMARY)]);
     world.settle();
-    let changed = world.files["10-a.conflist"].replace("1e400", "7");
+    let changed = world.files["10-a.conflist"].replace("1e40", "7");
     world.files.insert("10-a.conflist".to_owned(), changed);
     assert_eq!(world.settle(), 0, "our entry is there");
     world.leave(Restore::Everything);
-    expect(&world, &[("10-a.conflist", &PRIMARY.replace("1e400", "7"))]);
+    let left = &world.files["10-a.conflist"];
+    assert!(left.contains(r#"{ "type": "calico", "n": 7 }"#), "{left}");
+    assert_eq!(world.types("10-a.conflist"), ["calico"]);
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn istio_cnis_entry_is_removed_and_comes_back_on_handover() {
         let mut world = World::new(&[("mode", mode)], &[("10-a.conflist", WITH_ISTIO_CNI)]);
         world.settle();
         let directory = world.directory();
-        let (first, list) = directory.first().unwrap();
+        let (first, list) = world.desired.first_network(&directory.files).unwrap();
         assert!(list.plugin(ISTIO_CNI).is_none(), "{}", first.name);
         world.leave(Restore::WithIstioCni);
         expect(&world, &[("10-a.conflist", WITH_ISTIO_CNI)]);
@@ -339,7 +339,8 @@ fn without_a_record_our_entry_is_found_and_taken_out() {
         world.settle();
         world.record = Record::default();
         world.leave(Restore::Everything);
-        expect(&world, &[("10-a.conflist", PRIMARY)]);
+        assert_eq!(world.files.len(), 1);
+        assert_eq!(world.types("10-a.conflist"), ["calico"]);
     }
 }
 
@@ -380,4 +381,230 @@ fn a_primary_that_is_named_is_taken_whatever_comes_first_in_its_form() {
         .unwrap_err();
     assert_eq!(error, PlanError::NotEffective("10-a.conflist".to_owned()));
     assert_eq!(directory(&[]).files.len(), 0);
+}
+
+const MULTUS: &str =
+    r#"{"cniVersion":"0.3.1","name":"multus","type":"multus","delegates":[DELEGATE]}"#;
+const SHIM: &str = r#"{"cniVersion":"0.3.1","name":"multus","type":"multus-shim","clusterNetwork":"/host/etc/cni/net.d/DELEGATE"}"#;
+
+impl World {
+    fn put(&mut self, name: &str, text: &str) {
+        self.files.insert(name.to_owned(), text.to_owned());
+    }
+
+    fn problem(&self) -> PlanError {
+        let planned = self.desired.plan(&self.directory(), &self.record);
+        planned.expect_err("the files are left alone")
+    }
+
+    /// Plans once, and returns why runtimes do not call inpod then.
+    fn ineffective(&mut self) -> PlanError {
+        let plan = self.desired.plan(&self.directory(), &self.record).unwrap();
+        self.apply(&plan);
+        self.desired.check_effective(&self.directory()).unwrap_err()
+    }
+}
+
+#[test]
+fn an_invalid_file_before_the_primary_keeps_the_last_copy() {
+    for (broken, part) in [
+        ("", "EOF"),
+        ("{", "EOF"),
+        (&PRIMARY[..40], "EOF"),
+        ("\u{feff}{}", "byte order mark"),
+        (r#"{"name":"n","plugins":[]}"#, "at least one plugin"),
+        (r#"{"cniVersion":"1.1.0","name":"n"}"#, "no `plugins`"),
+    ] {
+        for mode in ["owned", "in-place"] {
+            for name in ["05-new.conflist", "10-a.conflist"] {
+                let files = [("10-a.conflist", PRIMARY), ("20-b.conflist", PRIMARY)];
+                let mut world = World::new(&[("mode", mode)], &files);
+                world.settle();
+                world.put(name, broken);
+                let problem = world.problem().to_string();
+                assert!(
+                    problem.contains(name) && problem.contains(part),
+                    "{problem}"
+                );
+                // Without an earlier copy, the file of another network is not joined either.
+                let fresh = World::new(&[("mode", mode)], &[(name, broken), files[1]]);
+                assert!(matches!(fresh.problem(), PlanError::Invalid { .. }));
+            }
+        }
+    }
+    let settings = [("primary_file", "20-b.conflist")];
+    let files = [("10-a.conflist", "{"), ("20-b.conflist", PRIMARY)];
+    World::new(&settings, &files).settle();
+    World::new(&[], &[("10-a.conflist", PRIMARY), ("20-b.conflist", "{")]).settle();
+}
+
+#[test]
+fn a_list_in_a_version_that_the_plugin_does_not_speak_is_left_alone() {
+    for (member, problem) in [
+        (r#""cniVersion":"1.2.0","#, "1.2.0"),
+        (r#""cniVersion":"1.0","#, "1.0"),
+        (
+            r#""cniVersion":"1.0.0","cniVersions":["1.1.0","1.2.0"],"#,
+            "1.2.0",
+        ),
+    ] {
+        let text = format!(r#"{{{member}"name":"n","plugins":[{{"type":"bridge"}}]}}"#);
+        for mode in ["owned", "in-place"] {
+            let world = World::new(&[("mode", mode)], &[("10-a.conflist", &text)]);
+            let expected = PlanError::Version {
+                file: "10-a.conflist".to_owned(),
+                version: problem.to_owned(),
+                spoken: world.desired.spoken.clone(),
+            };
+            assert_eq!(world.problem(), expected);
+        }
+    }
+    let text = r#"{"name":"n","plugins":[{"type":"bridge"}]}"#;
+    let mut world = World::new(&[], &[("10-a.conflist", text)]);
+    world.desired.spoken = vec!["1.0.0".to_owned()];
+    assert!(matches!(world.problem(), PlanError::Version { .. }));
+    world.desired.spoken.push("0.1.0".to_owned());
+    world.settle();
+}
+
+#[test]
+fn a_copy_is_refused_where_pods_have_several_networks() {
+    for networks in [0, 2] {
+        let mut world = World::new(&[], &[("10-a.conflist", PRIMARY)]);
+        world.desired.runtime.networks = networks;
+        assert!(world.problem().to_string().contains("set mode=in-place"));
+        let runtime = world.desired.runtime.clone();
+        let mut world = World::new(&[("mode", "in-place")], &[("10-a.conflist", PRIMARY)]);
+        world.desired.runtime = runtime;
+        world.settle();
+    }
+}
+
+#[test]
+fn the_network_that_crio_is_told_by_name_is_joined() {
+    let other = PRIMARY.replace("k8s", "pods");
+    let mut world = World::new(
+        &[],
+        &[("10-a.conflist", PRIMARY), ("20-b.conflist", &other)],
+    );
+    world.desired.runtime.network = Some("pods".to_owned());
+    world.settle();
+    assert!(world.files["02-inpod.conflist"].contains("pods"));
+}
+
+#[test]
+fn a_link_is_copied_and_never_replaced() {
+    for (mode, is_refused) in [("owned", false), ("in-place", true)] {
+        let world = World::new(&[("mode", mode)], &[("10-a.conflist", PRIMARY)]);
+        let mut directory = world.directory();
+        directory.files[0].is_link = true;
+        let planned = world.desired.plan(&directory, &world.record);
+        assert_eq!(
+            planned == Err(PlanError::Link("10-a.conflist".to_owned())),
+            is_refused
+        );
+    }
+}
+
+#[test]
+fn the_network_that_multus_holds_inline_is_joined_and_left() {
+    let multus = |delegate: &str| MULTUS.replace("DELEGATE", delegate);
+    let primary = PRIMARY.replace("1e40", "1");
+    let files = [
+        ("00-multus.conf", multus(&primary)),
+        ("10-a.conflist", primary.clone()),
+    ];
+    let mut world = World::new(
+        &[],
+        &files.each_ref().map(|(name, text)| (*name, text.as_str())),
+    );
+    let problem = world.ineffective();
+    assert!(
+        matches!(&problem, PlanError::NotCalled { wanted, .. } if wanted == "02-inpod.conflist"),
+        "{problem}"
+    );
+    assert_eq!(world.types("02-inpod.conflist"), ["calico", "inpod-cni"]);
+    // Multus generates its file from the copy, which sorts before the primary's file.
+    world.put(
+        "00-multus.conf",
+        &multus(&world.files["02-inpod.conflist"].clone()),
+    );
+    assert_eq!(world.settle(), 0);
+    let twice = format!("{0},{0}", world.files["02-inpod.conflist"]);
+    let generated = world.files["00-multus.conf"].clone();
+    world.put("00-multus.conf", &multus(&twice));
+    assert!(matches!(
+        world.ineffective(),
+        PlanError::CalledTwice { calls: 2, .. }
+    ));
+    world.put("00-multus.conf", &generated);
+    world.leave(Restore::Everything);
+    assert_eq!(world.files.len(), 2);
+    let left: serde_json::Value = serde_json::from_str(&world.files["00-multus.conf"]).unwrap();
+    assert_eq!(
+        left,
+        serde_json::from_str::<serde_json::Value>(&multus(&primary)).unwrap()
+    );
+}
+
+#[test]
+fn the_file_that_multus_names_is_joined_and_left() {
+    let shim = |file: &str| SHIM.replace("DELEGATE", file);
+    let files = [
+        ("00-multus.conf", &*shim("10-a.conflist")),
+        ("10-a.conflist", PRIMARY),
+    ];
+    let mut world = World::new(&[], &files);
+    assert!(matches!(world.ineffective(), PlanError::NotCalled { .. }));
+    world.put("00-multus.conf", &shim("02-inpod.conflist"));
+    assert_eq!(world.settle(), 0);
+    // Multus would call a file that another mode removes.
+    for mode in ["standalone", "in-place"] {
+        let mut world = World {
+            desired: DesiredChain::new(&config(&[("mode", mode)])),
+            files: world.files.clone(),
+            record: world.record.clone(),
+        };
+        world.settle();
+        let multus = world.files.iter().find(|(name, _)| name.contains("multus"));
+        assert!(
+            multus.unwrap().1.contains("/10-a.conflist"),
+            "{:?}",
+            world.files
+        );
+    }
+    world.leave(Restore::Everything);
+    let multus: serde_json::Value = serde_json::from_str(&world.files["00-multus.conf"]).unwrap();
+    assert_eq!(
+        multus,
+        serde_json::from_str::<serde_json::Value>(files[0].1).unwrap()
+    );
+    // With a named primary, the entry is in the file that Multus calls.
+    let settings = [("mode", "in-place"), ("primary_file", "10-a.conflist")];
+    World::new(&settings, &files).settle();
+}
+
+#[test]
+fn a_meta_plugin_is_never_copied() {
+    for kind in ["multus", "danm", "genie", "unknown"] {
+        let meta = format!(r#"{{"name":"m","cniVersion":"0.3.1","type":"{kind}","delegates":[]}}"#);
+        let world = World::new(&[], &[("00-meta.conf", &meta)]);
+        assert!(matches!(world.problem(), PlanError::OnlyMeta { .. }));
+        let files = [("00-meta.conf", meta.as_str()), ("10-a.conflist", PRIMARY)];
+        let world = World::new(&[("owned_file", "00-inpod.conflist")], &files);
+        assert!(matches!(world.problem(), PlanError::SortsBefore { .. }));
+        let mut world = World::new(&[], &files);
+        assert!(matches!(world.ineffective(), PlanError::NotCalled { .. }));
+        assert_eq!(world.types("02-inpod.conflist"), ["calico", "inpod-cni"]);
+        let mut world = World::new(&[("mode", "in-place")], &files);
+        world.settle();
+        world.leave(Restore::Everything);
+        expect(&world, &files);
+    }
+    // Behind the primary, no runtime calls the meta plugin.
+    World::new(
+        &[],
+        &[("10-a.conflist", PRIMARY), ("99-multus.conf", MULTUS)],
+    )
+    .settle();
 }

@@ -5,7 +5,11 @@ use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
 
-use crate::{Service, config::Common, grpc::LIVE};
+use crate::{
+    Service,
+    config::Common,
+    grpc::{LIVE, REASONS},
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
@@ -33,24 +37,24 @@ pub(crate) async fn check(
     let answer = tokio::time::timeout(Duration::from_secs(3), client.check(request));
     let answer = answer.await.context("no answer within 3 s");
     let status = answer.and_then(|answer| answer.context("the call failed"));
-    let status = status
-        .with_context(|| format!("cannot ask {}", socket.display()))?
-        .into_inner()
-        .status();
+    let answer = status.with_context(|| format!("cannot ask {}", socket.display()))?;
+    let reasons = answer.metadata().get_bin(REASONS);
+    let reasons = reasons
+        .and_then(|reasons| reasons.to_bytes().ok())
+        .unwrap_or_default();
+    let status = answer.into_inner().status();
     if status != ServingStatus::Serving {
-        bail!(describe(service.name, question, status));
+        let reasons = String::from_utf8_lossy(&reasons);
+        bail!(describe(service.name, question, status, reasons.trim_end()));
     }
     Ok(())
 }
 
-fn describe(name: &str, question: Question, status: ServingStatus) -> String {
+fn describe(name: &str, question: Question, status: ServingStatus, reasons: &str) -> String {
     let status = status.as_str_name();
     match question {
-        Question::Ready => {
-            format!(
-                "{name} is not ready: {status}; see GetStatus of pod-events, or {name}'s /metrics"
-            )
-        }
+        Question::Ready if reasons.is_empty() => format!("{name} is not ready: {status}"),
+        Question::Ready => format!("{name} is not ready: {reasons}"),
         Question::Live => format!("{name} is not live: {status}; see its log"),
     }
 }
@@ -61,11 +65,18 @@ mod tests {
 
     #[test]
     fn a_failed_liveness_check_does_not_mention_readiness() {
-        let text = |question| describe("netconfig", question, ServingStatus::NotServing);
+        let text = |question| {
+            describe(
+                "netconfig",
+                question,
+                ServingStatus::NotServing,
+                "chain: away",
+            )
+        };
         assert_eq!(
             text(Question::Live),
             "netconfig is not live: NOT_SERVING; see its log"
         );
-        assert!(text(Question::Ready).starts_with("netconfig is not ready: NOT_SERVING"));
+        assert_eq!(text(Question::Ready), "netconfig is not ready: chain: away");
     }
 }

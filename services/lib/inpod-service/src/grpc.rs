@@ -4,7 +4,7 @@ mod layers;
 mod probes;
 mod reflection;
 
-pub(crate) use health::LIVE;
+pub(crate) use health::{LIVE, REASONS};
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 

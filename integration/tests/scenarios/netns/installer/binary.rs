@@ -111,3 +111,41 @@ fn a_read_only_directory_is_reported_with_the_platform_and_one_with_the_plugin_i
         run("umount", &["--lazy", at]).unwrap();
     }
 }
+
+#[test]
+fn the_plugin_is_installed_in_the_first_directory_that_can_be_written_and_removed_from_all() {
+    let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
+    let crio = host.path("etc/crio");
+    fs::create_dir(&crio).unwrap();
+    let configure = |dirs: &str| {
+        let text = format!("[crio.network]\nplugin_dirs = [{dirs}]\n");
+        fs::write(crio.join("crio.conf"), text).unwrap();
+    };
+    configure("\"/usr/libexec/cni\", \"/opt/cni/bin\"");
+    let later = host.path("usr/libexec/cni");
+    host.start_ready(&["--sweep-seconds=1"]);
+    assert!(host.installed().exists() && !later.exists());
+    // An update of the runtime moves its directory, and the earlier plugin stays until the end for calls in progress.
+    fs::create_dir_all(&later).unwrap();
+    configure("\"/usr/libexec/cni\"");
+    host.until("the plugin is in the new directory", |_| {
+        later.join("inpod-cni").exists()
+    });
+    host.until_ready();
+    assert!(host.installed().exists());
+    host.stop(Signal::SIGTERM);
+    assert!(host.run(&["uninstall"]).status.success());
+    assert!(!host.installed().exists() && !later.join("inpod-cni").exists());
+}
+
+#[test]
+fn a_plugin_that_does_not_speak_the_version_of_the_list_is_not_called() {
+    let mut host = Host::new(&[("10-calico.conflist", &PRIMARY.replace("1.0.0", "1.2.0"))]);
+    host.start(&[]);
+    host.until_logged("does not speak the cniVersion");
+    let said = String::from_utf8(host.run(&["--check"]).stderr).unwrap();
+    assert!(said.contains("\"1.2.0\" of 10-calico.conflist"), "{said}");
+    assert!(!host.is_ready() && host.read("02-inpod.conflist").is_none());
+    host.put("10-calico.conflist", PRIMARY);
+    host.until_ready();
+}

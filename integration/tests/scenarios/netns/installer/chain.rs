@@ -2,6 +2,7 @@
 
 use std::{thread, time::Duration};
 
+use integration::{guard, run};
 use nix::sys::signal::Signal;
 
 use crate::{
@@ -57,7 +58,7 @@ fn every_change_of_the_primary_is_followed_and_a_runtime_never_sees_a_chain_with
     let reader = Reader::of(host.conf_dir());
     for (from, to) in [
         ("\"snat\": true", "\"snat\": false"),
-        ("1e400", "18446744073709551617"),
+        ("1e40", "18446744073709551617"),
         ("1.0.0", "1.1.0"),
     ] {
         let changed = PRIMARY.replace(from, to);
@@ -66,10 +67,10 @@ fn every_change_of_the_primary_is_followed_and_a_runtime_never_sees_a_chain_with
             host.read(OWNED).is_some_and(|text| text.contains(to))
         });
         let copy = host.read(OWNED).unwrap();
-        let cut = copy
-            .find(",\r\n    {\"agent")
-            .unwrap_or_else(|| panic!("{copy}"));
-        assert!(changed.starts_with(&copy[..cut]), "{copy}");
+        let plugins = changed.lines().filter(|line| line.contains("\"type\""));
+        for plugin in plugins {
+            assert!(copy.contains(plugin.trim().trim_end_matches(',')), "{copy}");
+        }
     }
     let seen = reader.stop();
     assert!(
@@ -132,7 +133,7 @@ fn standalone_and_owned_work_with_a_single_configuration() {
 
 #[test]
 fn a_name_that_would_not_be_taken_is_refused_with_the_setting_that_corrects_it() {
-    let mut host = Host::new(&[("00-multus.conf", SINGLE)]);
+    let mut host = Host::new(&[("00-net.conf", SINGLE)]);
     host.start(&[]);
     host.until_logged("set owned_file to a name that does");
     assert!(!host.is_ready() && host.read(OWNED).is_none());
@@ -161,4 +162,100 @@ fn the_directories_are_read_from_the_runtimes_configuration() {
             && host.path("k3s/bin/inpod-cni").exists()
     );
     assert!(!host.installed().exists());
+}
+
+#[test]
+fn a_primary_that_is_written_in_place_never_moves_the_node_to_another_network() {
+    let other = PRIMARY.replace("calico", "bridge");
+    let mut host = Host::new(&[
+        ("10-calico.conflist", PRIMARY),
+        ("87-podman.conflist", &other),
+    ]);
+    host.start_ready(&["--sweep-seconds=1"]);
+    let copy = host.read(OWNED);
+    for broken in ["", &PRIMARY[..60], &PRIMARY.replace("true }", "true, }")] {
+        host.put("10-calico.conflist", broken);
+        host.until_logged("10-calico.conflist is invalid");
+        host.until("the installer is not ready", |host| !host.is_ready());
+        assert_eq!(host.read(OWNED), copy);
+        let said = String::from_utf8(host.run(&["--check"]).stderr).unwrap();
+        assert!(said.contains("10-calico.conflist is invalid"), "{said}");
+        host.put("10-calico.conflist", PRIMARY);
+        host.until_ready();
+    }
+    assert_eq!(host.read(OWNED), copy);
+    // The other network is joined when the primary is gone, as runtimes then use it.
+    std::fs::remove_file(host.conf_dir().join("10-calico.conflist")).unwrap();
+    host.until("the other network is joined", |host| {
+        host.read(OWNED).is_some_and(|text| text.contains("bridge"))
+    });
+}
+
+#[test]
+fn a_directory_that_a_reboot_empties_is_reported_and_does_not_affect_readiness() {
+    guard().unwrap();
+    let reboot = "inpod_installer_condition{name=\"reboot\"}";
+    let overlay = "lowerdir=LOWER,upperdir=UPPER/upper,workdir=UPPER/work";
+    for options in [None, Some("size=1m"), Some(overlay)] {
+        let mut host = Host::new(&[]);
+        let dir = host.conf_dir().display().to_string();
+        let [lower, upper] = ["lower", "upper"].map(|name| host.path(name));
+        if options == Some(overlay) {
+            for path in [&lower, &upper] {
+                std::fs::create_dir(path).unwrap();
+            }
+            let upper = upper.display().to_string();
+            run("mount", &["-t", "tmpfs", "tmpfs", &upper]).unwrap();
+            run(
+                "mkdir",
+                &[&format!("{upper}/upper"), &format!("{upper}/work")],
+            )
+            .unwrap();
+            let options = overlay.replace("LOWER", &lower.display().to_string());
+            let options = options.replace("UPPER", &upper);
+            run("mount", &["-t", "overlay", "-o", &options, "overlay", &dir]).unwrap();
+        } else if let Some(options) = options {
+            run("mount", &["-t", "tmpfs", "-o", options, "tmpfs", &dir]).unwrap();
+        }
+        host.put("10-calico.conflist", PRIMARY);
+        host.start_ready(&[]);
+        let is_kept = options.is_none();
+        assert_eq!(
+            host.metric(reboot),
+            Some(f64::from(u8::from(is_kept))),
+            "{options:?}"
+        );
+        assert_eq!(
+            host.log().contains("start-up taint"),
+            !is_kept,
+            "{}",
+            host.log()
+        );
+        host.stop(Signal::SIGTERM);
+        if options.is_some() {
+            run("umount", &[&dir]).unwrap();
+        }
+        if options == Some(overlay) {
+            run("umount", &[&upper.display().to_string()]).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_network_behind_an_absolute_link_is_joined_and_the_link_stays() {
+    let mut host = Host::new(&[]);
+    std::fs::create_dir(host.path("store")).unwrap();
+    std::fs::write(host.path("store/cni.json"), PRIMARY).unwrap();
+    let link = host.conf_dir().join("10-calico.conflist");
+    std::os::unix::fs::symlink("/store/cni.json", &link).unwrap();
+    host.start_ready(&[]);
+    assert!(has_us(&host, OWNED));
+    host.stop(Signal::SIGTERM);
+    host.start(&["--mode=in-place"]);
+    host.until_logged("10-calico.conflist is a symbolic link");
+    assert!(!host.is_ready() && link.is_symlink());
+    assert_eq!(
+        std::fs::read_to_string(host.path("store/cni.json")).unwrap(),
+        PRIMARY
+    );
 }

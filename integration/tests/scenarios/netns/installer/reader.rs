@@ -90,7 +90,7 @@ impl Seen {
 
 /// Returns `None` if it is no configuration. Numbers beyond serde's types are ignored.
 pub(crate) fn types(text: &[u8]) -> Option<Vec<String>> {
-    let text = String::from_utf8_lossy(text).replace("1e400", "1");
+    let text = String::from_utf8_lossy(text).replace("1e40", "1");
     let value: Value = serde_json::from_str(&text).ok()?;
     if let Some(kind) = value.get("type") {
         return Some(vec![kind.as_str()?.to_owned()]);

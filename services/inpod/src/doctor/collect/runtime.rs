@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use installer::{INPOD_CNI as PLUGIN, Origin};
+use installer::{INPOD_CNI as PLUGIN, Runtime};
 
 use super::{super::facts::Plugin, state::inode};
 use crate::host_fs::{HostFs, Observed};
@@ -39,14 +39,12 @@ pub(super) fn sockets(root: &HostFs) -> Vec<String> {
         .collect()
 }
 
-/// Returns the configured CNI directories of the runtime, or else the defaults of the platform, or else the defaults of
-/// all runtimes.
+/// Returns the configured CNI directories of the runtime, or else the defaults of all runtimes.
 pub(super) fn directories(root: &HostFs) -> Directories {
-    let (places, unread) = installer::find_dirs(&root.at("/"));
-    let mut source = match &places.origin {
-        Origin::File(file) => format!("from {}", file.display()),
-        Origin::Platform(name) => format!("default of {name}"),
-        Origin::Default => "default of container runtimes".to_owned(),
+    let (places, unread) = Runtime::find(&root.at("/"), None);
+    let mut source = match &places.source {
+        Some(file) => format!("from {}", file.display()),
+        None => "default of container runtimes".to_owned(),
     };
     for (file, why) in unread {
         source = format!("{source}; cannot read {}: {why}", file.display());

@@ -3,7 +3,7 @@
 use std::{pin::Pin, sync::Arc};
 
 use futures_util::{Stream, StreamExt as _};
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, metadata::MetadataValue};
 use tonic_health::pb::{
     HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus, health_server,
 };
@@ -13,6 +13,9 @@ use crate::{Readiness, Shutdown};
 /// The name for liveness probes, serving while the process answers calls. A restart would not bring back a missing
 /// dependency.
 pub(crate) const LIVE: &str = "live";
+
+/// The key of the response's metadata with the unmet conditions of readiness.
+pub(crate) const REASONS: &str = "inpod-reasons-bin";
 
 /// The health of the process (the empty name) and of each gRPC service: serving while ready and not draining.
 #[derive(Debug)]
@@ -53,7 +56,11 @@ impl health_server::Health for Health {
         let name = request.into_inner().service;
         self.check_known(&name)?;
         let ready = self.readiness.is_ready() && !self.shutdown.is_requested();
-        Ok(Response::new(status(name == LIVE || ready)))
+        let mut response = Response::new(status(name == LIVE || ready));
+        // The health service has no text for people.
+        let reasons = MetadataValue::from_bytes(self.readiness.unmet().as_bytes());
+        response.metadata_mut().insert_bin(REASONS, reasons);
+        Ok(response)
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;

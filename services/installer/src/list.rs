@@ -1,0 +1,256 @@
+//! A list of plugins, parsed as runtimes do. Values stay the text of their owner, so that an edit changes no number.
+
+use std::collections::BTreeMap;
+
+use indexmap::IndexMap;
+use serde::Deserialize;
+use serde_json::{Value, value::RawValue};
+
+use crate::Malformed;
+
+/// The members of an object in order. The last of equal keys counts, as in Go's encoding/json.
+type Members = IndexMap<String, Box<RawValue>>;
+
+/// A configuration list (CNI spec, "Configuration format").
+#[derive(Clone, Debug)]
+pub struct Conflist {
+    pub name: String,
+    pub plugins: Vec<Plugin>,
+    /// Whether the file holds a single plugin, from which runtimes make this list.
+    pub is_single: bool,
+    /// The versions from which the runtime selects one: `cniVersion`, which is empty if it is missing, and `cniVersions`.
+    pub(crate) versions: Vec<String>,
+    members: Members,
+    content: Vec<u8>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Plugin {
+    /// The `type`, which is the name of the executable.
+    pub kind: String,
+    /// The JSON object.
+    pub text: Box<RawValue>,
+}
+
+/// The fields that libcni reads in the configuration of each plugin (`types.PluginConf`), with their types.
+#[expect(dead_code, reason = "only the types are checked")]
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Conf {
+    cni_version: Option<String>,
+    name: Option<String>,
+    capabilities: Option<BTreeMap<String, Option<bool>>>,
+    ipam: Option<Ipam>,
+    dns: Option<Dns>,
+    prev_result: Option<BTreeMap<String, Value>>,
+}
+
+#[expect(dead_code, reason = "only the types are checked")]
+#[derive(Deserialize)]
+struct Ipam {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+}
+
+#[expect(dead_code, reason = "only the types are checked")]
+#[derive(Deserialize)]
+struct Dns {
+    nameservers: Option<Vec<Option<String>>>,
+    domain: Option<String>,
+    search: Option<Vec<Option<String>>>,
+    options: Option<Vec<Option<String>>>,
+}
+
+impl Conflist {
+    /// Parses a list as libcni does (`NetworkConfFromBytes` of 1.3).
+    ///
+    /// # Errors
+    ///
+    /// Fails if a runtime would reject the list, or if the list has no plugins: libcni 1.3 then loads them from a
+    /// directory of the network's name, and an entry in the list would come before them.
+    pub fn parse(content: &[u8]) -> Result<Self, Malformed> {
+        let members = members_of(content)?;
+        let plugins = members.get("plugins").ok_or(Malformed::NoPlugins)?;
+        let plugins: Vec<Box<RawValue>> =
+            serde_json::from_str(plugins.get()).map_err(|_| wrong("plugins", "a list"))?;
+        if plugins.is_empty() {
+            return Err(wrong("plugins", "a list of at least one plugin"));
+        }
+        for key in ["disableCheck", "disableGC", "loadOnlyInlinedPlugins"] {
+            check_boolean(&members, key)?;
+        }
+        let plugin = |(index, text)| {
+            Plugin::new(text).map_err(|problem| Malformed::Plugin { index, problem })
+        };
+        Ok(Self {
+            name: text(&members, "name")?.ok_or(Malformed::Missing("name"))?,
+            versions: versions(&members)?,
+            plugins: plugins
+                .into_iter()
+                .enumerate()
+                .map(plugin)
+                .collect::<Result<_, _>>()?,
+            is_single: false,
+            members,
+            content: content.to_owned(),
+        })
+    }
+
+    /// Parses a single plugin, and makes the list that runtimes make of it (libcni, `ConfListFromConf`).
+    ///
+    /// # Errors
+    ///
+    /// Fails if a runtime would reject the plugin, or if `name` is missing, which every call needs.
+    pub fn parse_single(content: &[u8]) -> Result<Self, Malformed> {
+        let mut members = members_of(content)?;
+        let plugin = RawValue::from_string(String::from_utf8_lossy(content).trim().to_owned());
+        let plugin = plugin.map_err(|error| Malformed::Json(error.to_string()))?;
+        let plugin = match Plugin::new(plugin) {
+            Ok(plugin) => plugin,
+            Err(_) if members.contains_key("plugins") => return Err(Malformed::ListInConf),
+            Err(problem) => return Err(Malformed::Plugin { index: 0, problem }),
+        };
+        let name = text(&members, "name")?.ok_or(Malformed::Missing("name"))?;
+        members.retain(|key, _| matches!(key.as_str(), "name" | "cniVersion"));
+        Ok(Self {
+            name,
+            versions: versions(&members)?,
+            plugins: vec![plugin],
+            is_single: true,
+            members,
+            content: content.to_owned(),
+        })
+    }
+
+    pub fn plugin(&self, kind: &str) -> Option<&Plugin> {
+        self.plugins.iter().find(|plugin| plugin.kind == kind)
+    }
+
+    /// Returns the list with `entry` once and without plugins of the type `removed`. The entry keeps its place unless it
+    /// comes before the plugin that makes the network, and is appended otherwise.
+    pub(crate) fn with(&self, entry: &Plugin, removed: &str) -> Vec<u8> {
+        let mut plugins: Vec<&Plugin> = Vec::new();
+        let mut is_placed = false;
+        for plugin in self.plugins.iter().filter(|plugin| plugin.kind != removed) {
+            if plugin.kind != entry.kind {
+                plugins.push(plugin);
+            } else if !is_placed && !plugins.is_empty() {
+                is_placed = true;
+                plugins.push(if plugin.is_equal(entry) {
+                    plugin
+                } else {
+                    entry
+                });
+            }
+        }
+        if !is_placed {
+            plugins.push(entry);
+        }
+        self.render(&plugins)
+    }
+
+    /// Returns the list without plugins of a type, or `None` if no plugin is left.
+    pub(crate) fn without(&self, kind: &str) -> Option<Vec<u8>> {
+        let plugins: Vec<_> = self.plugins.iter().filter(|it| it.kind != kind).collect();
+        (!plugins.is_empty()).then(|| self.render(&plugins))
+    }
+
+    /// Returns the content of a file with these plugins, byte for byte the present content if the plugins are the same.
+    pub(crate) fn render(&self, plugins: &[&Plugin]) -> Vec<u8> {
+        let texts: Vec<_> = plugins.iter().map(|plugin| plugin.text.get()).collect();
+        let present = self.plugins.iter().map(|plugin| plugin.text.get());
+        if !self.is_single && present.eq(texts.iter().copied()) {
+            return self.content.clone();
+        }
+        let members = self.members.iter().filter(|(key, _)| *key != "plugins");
+        let members =
+            members.map(|(key, value)| format!("  {}: {value},\n", Value::from(key.as_str())));
+        let members: String = members.collect();
+        let plugins = texts.join(",\n    ");
+        format!("{{\n{members}  \"plugins\": [\n    {plugins}\n  ]\n}}\n").into_bytes()
+    }
+}
+
+impl Plugin {
+    /// Reads the type, whose key may have any case, as Go accepts for fields of structs.
+    pub(crate) fn new(text: Box<RawValue>) -> Result<Self, String> {
+        let members: IndexMap<String, &RawValue> =
+            serde_json::from_str(text.get()).map_err(|_| "is not an object".to_owned())?;
+        let named = |(key, _): &(&String, &&RawValue)| key.eq_ignore_ascii_case("type");
+        let kind = members.iter().rev().find(named);
+        let kind = kind.and_then(|(_, value)| serde_json::from_str::<String>(value.get()).ok());
+        let kind = kind
+            .filter(|kind| !kind.is_empty())
+            .ok_or_else(|| "has no `type`".to_owned())?;
+        serde_json::from_str::<Conf>(text.get()).map_err(|error| format!("is invalid: {error}"))?;
+        Ok(Self { kind, text })
+    }
+
+    /// Compares the JSON regardless of white space and the order of keys.
+    pub(crate) fn is_equal(&self, other: &Self) -> bool {
+        let value = |plugin: &Self| serde_json::from_str::<Value>(plugin.text.get()).ok();
+        self.text.get() == other.text.get()
+            || value(self).is_some_and(|one| Some(one) == value(other))
+    }
+}
+
+fn members_of(content: &[u8]) -> Result<Members, Malformed> {
+    if content.starts_with(b"\xef\xbb\xbf") {
+        return Err(Malformed::ByteOrderMark);
+    }
+    // Go replaces invalid UTF-8 in strings, too.
+    let text = String::from_utf8_lossy(content);
+    // Go refuses a number beyond f64, wherever the number is.
+    let checked = serde_json::from_str::<Value>(&text);
+    checked
+        .and_then(|_| serde_json::from_str(&text))
+        .map_err(|error| Malformed::Json(error.to_string()))
+}
+
+fn text(members: &Members, key: &'static str) -> Result<Option<String>, Malformed> {
+    let value = members
+        .get(key)
+        .map(|value| serde_json::from_str(value.get()));
+    let value = value.transpose();
+    value.map_err(|_| wrong(key, "a string"))
+}
+
+fn versions(members: &Members) -> Result<Vec<String>, Malformed> {
+    let mut versions = vec![text(members, "cniVersion")?.unwrap_or_default()];
+    if let Some(more) = members.get("cniVersions") {
+        let more: Vec<String> = serde_json::from_str(more.get())
+            .map_err(|_| wrong("cniVersions", "a list of strings"))?;
+        versions.extend(more);
+        if !versions.iter().all(|version| is_version(version)) {
+            return Err(wrong("cniVersions", "a list of versions"));
+        }
+    }
+    Ok(versions)
+}
+
+/// Accepts what libcni does (`ParseVersion`): an empty text, or up to three numbers.
+fn is_version(text: &str) -> bool {
+    let mut parts = text.split('.');
+    text.is_empty() || (parts.clone().count() <= 3 && parts.all(|part| part.parse::<u32>().is_ok()))
+}
+
+/// Accepts what libcni does: `true`, `false`, and both as strings.
+fn check_boolean(members: &Members, key: &'static str) -> Result<(), Malformed> {
+    let is_boolean = |text: &str| {
+        matches!(
+            text.trim_matches('"').to_ascii_lowercase().as_str(),
+            "true" | "false"
+        )
+    };
+    match members.get(key) {
+        Some(value) if !is_boolean(value.get()) => Err(wrong(key, "true or false")),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn wrong(key: &'static str, expected: &'static str) -> Malformed {
+    Malformed::Wrong { key, expected }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! Meta plugins (Multus and its kin), which call other networks' plugins instead of making a network. A copy of such a
+//! list would make the meta plugin call itself, so inpod joins the network that the meta plugin calls.
+
+use std::path::Path;
+
+use serde_json::{Value, value::RawValue};
+
+use crate::{Conflist, INPOD_CNI, Plugin};
+
+/// The types of meta plugins whose configuration need not show what they call.
+const KINDS: [&str; 6] = [
+    "multus",
+    "multus-shim",
+    "danm",
+    "genie",
+    "galaxy-sdn",
+    "knitter",
+];
+
+impl Conflist {
+    /// Returns the type of the list's meta plugin, if the network of the list is made by one.
+    pub fn meta(&self) -> Option<&str> {
+        let first = self.plugins.first()?;
+        let calls_others = || {
+            let text = value(first);
+            text.get("delegates").is_some_and(Value::is_array)
+                || text.get("clusterNetwork").is_some()
+        };
+        let is_meta = KINDS.contains(&first.kind.as_str()) || calls_others();
+        is_meta.then_some(first.kind.as_str())
+    }
+
+    /// Returns inpod's entries, including the entries of networks that a meta plugin holds inline.
+    pub(crate) fn calls(&self) -> Vec<Plugin> {
+        let mut calls = Vec::new();
+        for plugin in &self.plugins {
+            if plugin.kind == INPOD_CNI {
+                calls.push(plugin.clone());
+            } else if self.meta().is_some() {
+                collect_calls(&value(plugin), &mut calls);
+            }
+        }
+        calls
+    }
+
+    /// Returns the name of the file with the network that the meta plugin calls (`clusterNetwork` of Multus).
+    pub(crate) fn called_file(&self) -> Option<String> {
+        let text = value(self.plugins.first()?);
+        let path = Path::new(text.get("clusterNetwork")?.as_str()?);
+        Some(path.file_name()?.to_string_lossy().into_owned())
+    }
+
+    /// Returns the file without inpod in what the meta plugin calls, with `primary` instead of the file `own`, or `None` if
+    /// nothing of it is left to change.
+    pub(crate) fn without_calls(&self, own: &str, primary: &str) -> Option<Vec<u8>> {
+        let first = self.plugins.first().filter(|_| self.meta().is_some())?;
+        let mut text = value(first);
+        let mut is_changed = remove_calls(&mut text) > 0;
+        if self.called_file().as_deref() == Some(own) && !primary.is_empty() {
+            let called = text.get_mut("clusterNetwork")?;
+            *called = Path::new(called.as_str()?)
+                .with_file_name(primary)
+                .to_str()?
+                .into();
+            is_changed = true;
+        }
+        let text = RawValue::from_string(text.to_string())
+            .ok()
+            .filter(|_| is_changed)?;
+        if self.is_single {
+            return Some(format!("{text}\n").into_bytes());
+        }
+        let first = Plugin {
+            text,
+            ..first.clone()
+        };
+        let plugins: Vec<_> = [&first]
+            .into_iter()
+            .chain(self.plugins.iter().skip(1))
+            .collect();
+        Some(self.render(&plugins))
+    }
+}
+
+/// Returns the JSON, or null if it holds a number beyond f64, which a meta plugin cannot have written.
+fn value(plugin: &Plugin) -> Value {
+    serde_json::from_str(plugin.text.get()).unwrap_or_default()
+}
+
+fn is_call(value: &Value) -> bool {
+    value.get("type").and_then(Value::as_str) == Some(INPOD_CNI)
+}
+
+fn collect_calls(value: &Value, calls: &mut Vec<Plugin>) {
+    if is_call(value) {
+        let text = RawValue::from_string(value.to_string());
+        calls.extend(text.ok().and_then(|text| Plugin::new(text).ok()));
+    }
+    match value {
+        Value::Array(items) => items.iter().for_each(|item| collect_calls(item, calls)),
+        Value::Object(members) => members.values().for_each(|item| collect_calls(item, calls)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// Removes inpod's entries from all lists, and returns their number.
+fn remove_calls(value: &mut Value) -> usize {
+    match value {
+        Value::Array(items) => {
+            let before = items.len();
+            items.retain(|item| !is_call(item));
+            before - items.len() + items.iter_mut().map(remove_calls).sum::<usize>()
+        }
+        Value::Object(members) => members.values_mut().map(remove_calls).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
+    }
+}
