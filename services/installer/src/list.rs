@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
 use serde::Deserialize;
-use serde_json::{Value, value::RawValue};
+use serde_json::{
+    Value,
+    value::{RawValue, to_raw_value},
+};
 
 use crate::Malformed;
 
@@ -122,6 +125,23 @@ impl Conflist {
         })
     }
 
+    /// Returns the list without the `cniVersions` that are not in `spoken`, because a later libcni may select these.
+    pub(crate) fn speaking(&self, spoken: &[String]) -> Self {
+        let mut list = self.clone();
+        let known = self
+            .versions
+            .iter()
+            .skip(1)
+            .filter(|it| spoken.contains(it));
+        let known: Vec<_> = known.collect();
+        if known.len() + 1 < self.versions.len() {
+            let known = to_raw_value(&known).unwrap_or_default();
+            list.members.insert("cniVersions".to_owned(), known);
+            list.content = list.format(list.plugins.iter().map(|it| it.text.get()));
+        }
+        list
+    }
+
     pub fn plugin(&self, kind: &str) -> Option<&Plugin> {
         self.plugins.iter().find(|plugin| plugin.kind == kind)
     }
@@ -157,16 +177,20 @@ impl Conflist {
 
     /// Returns the content of a file with these plugins, byte for byte the present content if the plugins are the same.
     pub(crate) fn render(&self, plugins: &[&Plugin]) -> Vec<u8> {
-        let texts: Vec<_> = plugins.iter().map(|plugin| plugin.text.get()).collect();
+        let texts = plugins.iter().map(|plugin| plugin.text.get());
         let present = self.plugins.iter().map(|plugin| plugin.text.get());
-        if !self.is_single && present.eq(texts.iter().copied()) {
+        if !self.is_single && present.eq(texts.clone()) {
             return self.content.clone();
         }
+        self.format(texts)
+    }
+
+    fn format<'a>(&self, plugins: impl Iterator<Item = &'a str>) -> Vec<u8> {
         let members = self.members.iter().filter(|(key, _)| *key != "plugins");
         let members =
             members.map(|(key, value)| format!("  {}: {value},\n", Value::from(key.as_str())));
         let members: String = members.collect();
-        let plugins = texts.join(",\n    ");
+        let plugins = plugins.collect::<Vec<_>>().join(",\n    ");
         format!("{{\n{members}  \"plugins\": [\n    {plugins}\n  ]\n}}\n").into_bytes()
     }
 }

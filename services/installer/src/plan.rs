@@ -251,21 +251,20 @@ impl<'a> Planner<'a> {
                 kind: kind.to_owned(),
             });
         }
-        self.check_versions(file, list)?;
+        let list = self.spoken_list(file, list)?;
         let content = list.with(&self.desired.entry, ISTIO_CNI);
         Ok([(owned.clone(), FileState::Content(content))].into())
     }
 
     fn in_place(&self) -> Result<BTreeMap<String, FileState>, PlanError> {
         let (file, list) = self.primary(None)?;
-        self.check_versions(file, list)?;
         if file.is_link {
             return Err(PlanError::Link(file.name.clone()));
         }
         // What a meta plugin calls stands in its file, too, and a pod's chain calls inpod once.
         let left = removal::without_calls(file, self.directory, self.desired);
         let left = left.and_then(|text| NetworkFile::new(file.name.clone(), text).loaded.ok());
-        let list = left.as_ref().unwrap_or(list);
+        let list = self.spoken_list(file, left.as_ref().unwrap_or(list))?;
         let content = list.with(&self.desired.entry, ISTIO_CNI);
         let mut files = BTreeMap::new();
         let stem = stem(&file.name);
@@ -341,21 +340,20 @@ impl<'a> Planner<'a> {
         Some((file, list.meta()?))
     }
 
-    fn check_versions(&self, file: &NetworkFile, list: &Conflist) -> Result<(), PlanError> {
+    /// Returns the list in versions that the plugin speaks.
+    fn spoken_list(&self, file: &NetworkFile, list: &Conflist) -> Result<Conflist, PlanError> {
         let spoken = &self.desired.spoken;
+        let version = list.versions.first().map_or("", String::as_str);
         // A missing version is 0.1.0, and runtimes hand on the empty text.
-        let is_spoken = |version: &&String| {
-            spoken.contains(version)
-                || (version.is_empty() && spoken.iter().any(|it| it == "0.1.0"))
-        };
-        match list.versions.iter().find(|version| !is_spoken(version)) {
-            None => Ok(()),
-            Some(version) => Err(PlanError::Version {
-                file: file.name.clone(),
-                version: version.clone(),
-                spoken: spoken.clone(),
-            }),
+        let needed = if version.is_empty() { "0.1.0" } else { version };
+        if spoken.iter().any(|it| it == needed) {
+            return Ok(list.speaking(spoken));
         }
+        Err(PlanError::Version {
+            file: file.name.clone(),
+            version: version.to_owned(),
+            spoken: spoken.clone(),
+        })
     }
 
     /// Returns the single configuration that its owner wrote anew after inpod replaced it by a list.

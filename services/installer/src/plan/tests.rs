@@ -443,10 +443,6 @@ fn a_list_in_a_version_that_the_plugin_does_not_speak_is_left_alone() {
     for (member, problem) in [
         (r#""cniVersion":"1.2.0","#, "1.2.0"),
         (r#""cniVersion":"1.0","#, "1.0"),
-        (
-            r#""cniVersion":"1.0.0","cniVersions":["1.1.0","1.2.0"],"#,
-            "1.2.0",
-        ),
     ] {
         let text = format!(r#"{{{member}"name":"n","plugins":[{{"type":"bridge"}}]}}"#);
         for mode in ["owned", "in-place"] {
@@ -458,6 +454,19 @@ fn a_list_in_a_version_that_the_plugin_does_not_speak_is_left_alone() {
             };
             assert_eq!(world.problem(), expected);
         }
+    }
+    // Today's libcni would select 1.1.0, and a later one 1.2.0.
+    let text = r#"{"name":"n","cniVersion":"1.0.0","cniVersions":["1.1.0","1.2.0"],"plugins":[{"type":"bridge"}]}"#;
+    for (mode, file) in [
+        ("owned", "02-inpod.conflist"),
+        ("in-place", "10-a.conflist"),
+    ] {
+        let mut world = World::new(&[("mode", mode)], &[("10-a.conflist", text)]);
+        world.settle();
+        let written = &world.files[file];
+        assert!(written.contains(r#""cniVersions": ["1.1.0"]"#), "{written}");
+        world.leave(Restore::Everything);
+        expect(&world, &[("10-a.conflist", text)]);
     }
     let text = r#"{"name":"n","plugins":[{"type":"bridge"}]}"#;
     let mut world = World::new(&[], &[("10-a.conflist", text)]);
