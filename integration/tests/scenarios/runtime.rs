@@ -10,6 +10,7 @@ mod cri;
 mod failures;
 mod image;
 mod images;
+mod networks;
 mod owned;
 mod ports;
 mod reboot;

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    os::unix::{fs::MetadataExt as _, process::ExitStatusExt as _},
+    os::unix::{ffi::OsStringExt as _, fs::MetadataExt as _, process::ExitStatusExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -25,27 +25,32 @@ pub(crate) struct Host {
     installer: Option<Child>,
 }
 
-/// A file's content, mode, inode and change time.
+/// A file's content or a link's target, mode, inode and change time.
 pub(crate) type Tree = BTreeMap<PathBuf, (Vec<u8>, u32, u64, i64)>;
 
 impl Host {
     pub(crate) fn new(files: &[(&str, &str)]) -> Self {
-        let root = tempfile::tempdir().unwrap();
-        for dir in ["etc/cni/net.d", "opt/cni/bin", "image"] {
-            fs::create_dir_all(root.path().join(dir)).unwrap();
+        let script = tempfile::NamedTempFile::new().unwrap();
+        fs::write(script.path(), PLUGIN).unwrap();
+        let host = Self::bare(script.path());
+        for dir in ["etc/cni/net.d", "opt/cni/bin"] {
+            fs::create_dir_all(host.path(dir)).unwrap();
         }
-        let host = Self {
-            root,
-            installer: None,
-        };
         for (name, text) in files {
             host.put(name, text);
         }
-        let plugin = host.path("image/inpod-cni");
-        let script = host.path("plugin");
-        fs::write(&script, PLUGIN).unwrap();
-        install_program(&script, &plugin).unwrap();
         host
+    }
+
+    /// Creates a host without CNI directories, and with the plugin that the installer installs.
+    pub(crate) fn bare(plugin: &Path) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("image")).unwrap();
+        install_program(plugin, &root.path().join("image/inpod-cni")).unwrap();
+        Self {
+            root,
+            installer: None,
+        }
     }
 
     pub(crate) fn path(&self, path: &str) -> PathBuf {
@@ -214,6 +219,12 @@ impl Host {
         installer.wait().unwrap().code()
     }
 
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.installer
+            .take_if(|installer| installer.try_wait().unwrap().is_some());
+        self.installer.is_some()
+    }
+
     pub(crate) fn ended(&mut self) -> Option<i32> {
         let mut installer = self.installer.take().unwrap();
         let status = eventually("the installer ends", TIMEOUT, || {
@@ -274,7 +285,11 @@ fn gather(path: &Path, tree: &mut Tree) {
         if found.is_dir() {
             gather(&entry.path(), tree);
         } else {
-            let content = fs::read(entry.path()).unwrap_or_default();
+            // An absolute link leads below the host's root, not to the file of this machine.
+            let content = match fs::read_link(entry.path()) {
+                Ok(target) => target.into_os_string().into_vec(),
+                Err(_) => fs::read(entry.path()).unwrap_or_default(),
+            };
             tree.insert(
                 entry.path(),
                 (content, found.mode(), found.ino(), found.mtime_nsec()),
