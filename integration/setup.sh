@@ -251,7 +251,7 @@ need_kubernetes() {
   kubernetes_program kubelet KUBELET 'a few'
 }
 
-# Istio's node agent, its plugin and its chart, from Istio's Go module; 1.x releases have no tag there, hence the
+# Istio's node agent and its plugin, from Istio's Go module; 1.x releases have no tag there, hence the
 # pseudo-version. The tags are those of Istio's Makefile for these programs; without them the plugin is twice as large.
 ISTIO_VERSION=v0.0.0-20260827124520-eed52ebb66ad
 ISTIO_TAGS=agent,disable_pgv,grpcnotrace,retrynotrace

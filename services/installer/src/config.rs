@@ -25,17 +25,17 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "bin_dir",
         default: Some(""),
-        help: "Directory of the runtime's CNI plugins; empty: from the configuration of containerd or CRI-O, else /opt/cni/bin",
+        help: "Directory of the runtime's CNI plugins; empty: the first that can be written of those in the configuration of containerd or CRI-O, else /opt/cni/bin",
     },
     Key {
         name: "mode",
         default: Some("owned"),
-        help: "How inpod joins the chain: owned (a copy of the primary's file that sorts before it), in-place (in the primary's file) or standalone (a file with only inpod, for Multus)",
+        help: "How inpod joins the chain: owned (a copy of the primary's file that sorts before it, with Multus a copy of the file that Multus calls), in-place (in the primary's file) or standalone (a file with only inpod, for annotations of Multus)",
     },
     Key {
         name: "owned_file",
         default: Some("02-inpod.conflist"),
-        help: "File name with mode=owned; it must sort before the primary's",
+        help: "File name with mode=owned; it must sort before the primary's, and behind the file of Multus",
     },
     Key {
         name: "standalone_file",
@@ -50,7 +50,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "primary_file",
         default: Some(""),
-        help: "The primary's file; empty: the first valid one, determined anew at each change",
+        help: "The primary's file; empty: the first one, determined anew at each change",
     },
     Key {
         name: "plugin_source",

@@ -13,7 +13,7 @@ use std::{
 
 use crate::{
     common::installer_host::{Host, PRIMARY, put},
-    netns::installer::reader::{Reader, types},
+    netns::installer::reader::{Reader, is_loaded, types},
 };
 
 const CILIUM: &str = "{\n  \"cniVersion\": \"0.3.1\",\n  \"name\": \"cilium\",\n  \"plugins\": [ { \"type\": \"cilium-cni\", \"enable-debug\": false } ]\n}\n";
@@ -32,7 +32,7 @@ fn cilium(dir: &Path) -> usize {
     let mut taken = 0;
     for entry in fs::read_dir(dir).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        if installer::is_loaded(&name) && name != "05-cilium.conflist" {
+        if is_loaded(&name) && name != "05-cilium.conflist" {
             fs::rename(dir.join(&name), dir.join(format!("{name}.cilium_bak"))).unwrap_or_default();
             taken += 1;
         }

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 
 use crate::{
     common::installer_host::{Host, PRIMARY},
-    netns::installer::reader::{Reader, types},
+    netns::installer::reader::{Reader, is_loaded, types},
 };
 
 /// The system calls by which files change, as strace counts them: each kind by itself. An architecture lacks some.
@@ -26,7 +26,7 @@ const MIN_CHANGES: u32 = 20;
 fn is_in_the_chain(host: &Host, mode: &str, point: &str) -> bool {
     for (path, (content, ..)) in host.tree("etc") {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        let is_whole = !installer::is_loaded(&name) || types(&content).is_some();
+        let is_whole = !is_loaded(&name) || types(&content).is_some();
         assert!(is_whole, "{point}: {name}");
     }
     let text = host.read("10-calico.conflist").unwrap();

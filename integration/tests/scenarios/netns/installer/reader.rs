@@ -56,11 +56,7 @@ impl Seen {
         };
         let mut names: Vec<_> = entries
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .filter(|name| {
-                [".conf", ".conflist", ".json"]
-                    .iter()
-                    .any(|ending| name.ends_with(ending))
-            })
+            .filter(|name| is_loaded(name))
             .collect();
         names.sort();
         let mut first = None;
@@ -86,6 +82,11 @@ impl Seen {
             None => self.without_us.push("nothing".to_owned()),
         }
     }
+}
+
+pub(crate) fn is_loaded(name: &str) -> bool {
+    let endings = [".conf", ".conflist", ".json"];
+    endings.iter().any(|ending| name.ends_with(ending))
 }
 
 /// Returns `None` if it is no configuration. Numbers beyond serde's types are ignored.

@@ -34,7 +34,7 @@ pub(crate) struct Input {
     pub(crate) expected: Expected,
     /// The file that inpod copies to a file behind the meta plugin's.
     pub(crate) copied: Option<String>,
-    /// Whether a meta plugin calls inpod already, so that an uninstall changes the files.
+    /// True if a meta plugin calls inpod already, so that an uninstall changes the files.
     pub(crate) is_joined: bool,
     /// Further settings of the installer.
     settings: Vec<String>,
