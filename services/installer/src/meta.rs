@@ -31,7 +31,7 @@ impl Conflist {
     }
 
     /// Returns inpod's entries, including the entries of networks that a meta plugin holds inline.
-    pub(crate) fn calls(&self) -> Vec<Plugin> {
+    pub fn calls(&self) -> Vec<Plugin> {
         let mut calls = Vec::new();
         for plugin in &self.plugins {
             if plugin.kind == INPOD_CNI {
@@ -44,7 +44,7 @@ impl Conflist {
     }
 
     /// Returns the name of the file with the network that the meta plugin calls (`clusterNetwork` of Multus).
-    pub(crate) fn called_file(&self) -> Option<String> {
+    pub fn called_file(&self) -> Option<String> {
         let text = value(self.plugins.first()?);
         let path = Path::new(text.get("clusterNetwork")?.as_str()?);
         Some(path.file_name()?.to_string_lossy().into_owned())

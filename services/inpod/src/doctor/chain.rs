@@ -67,10 +67,10 @@ pub(crate) fn networks(root: &HostFs, directory: &str) -> Observed<Option<Vec<Ne
         return Ok(None);
     }
     let read = Directory::read(&root.at("/"), directory.as_ref());
-    let files = read.map_err(|error| with_causes(&error))?.files;
-    let networks = files.into_iter().map(|file| Network {
-        plugins: plugins(&file),
-        file: file.name,
+    let read = read.map_err(|error| with_causes(&error))?;
+    let networks = read.files.iter().map(|file| Network {
+        plugins: plugins(file, &read),
+        file: file.name.clone(),
     });
     Ok(Some(networks.collect()))
 }
@@ -82,10 +82,17 @@ pub(crate) fn renamed(root: &HostFs, directory: &str) -> Vec<String> {
     names.into_iter().filter(is_renamed).collect()
 }
 
-fn plugins(file: &NetworkFile) -> Result<Vec<String>, String> {
+/// Returns the types of the plugins, behind a meta plugin also the types of inpod's entries in the networks that the meta
+/// plugin calls.
+fn plugins(file: &NetworkFile, directory: &Directory) -> Result<Vec<String>, String> {
     let list = file.loaded.as_ref().map_err(ToString::to_string)?;
-    let plugins = list.plugins.iter();
-    Ok(plugins.map(|plugin| plugin.kind.clone()).collect())
+    let called = list.called_file();
+    let called = called.and_then(|name| directory.file(&name)?.list());
+    let mut kinds: Vec<_> = list.plugins.iter().map(|it| it.kind.clone()).collect();
+    let calls = list.calls().len() + called.map_or(0, |called| called.calls().len());
+    let visible = kinds.iter().filter(|kind| *kind == PLUGIN).count();
+    kinds.extend(std::iter::repeat_n(PLUGIN.to_owned(), calls - visible));
+    Ok(kinds)
 }
 
 #[cfg(test)]
@@ -108,6 +115,14 @@ mod tests {
             ("08-z.conflist", r#"{"name":"z","plugins":[{"name":"x"}]}"#),
             ("09-z.json", "{}"),
             ("inpod.conflist.cilium_bak", "{}"),
+            (
+                "11-multus.conf",
+                r#"{"name":"m","type":"multus","delegates":[{"plugins":[{"type":"inpod-cni"}]}]}"#,
+            ),
+            (
+                "12-multus.conf",
+                r#"{"name":"m","type":"multus-shim","clusterNetwork":"/host/10-b.conflist"}"#,
+            ),
             ("readme", ""),
         ] {
             fs::write(dir.path().join(name), text).unwrap();
@@ -123,9 +138,14 @@ mod tests {
                 "07-y.conflist",
                 "08-z.conflist",
                 "09-z.json",
-                "10-b.conflist"
+                "10-b.conflist",
+                "11-multus.conf",
+                "12-multus.conf"
             ]
         );
+        for multus in &networks[6..] {
+            assert_eq!((multus.calls(), multus.is_meta()), (1, true), "{multus:?}");
+        }
         assert_eq!(networks[0].plugins, Ok(vec!["ptp".to_owned()]));
         assert!(networks[1..5].iter().all(|it| it.plugins.is_err()));
         assert_eq!(
