@@ -40,11 +40,6 @@ impl Backoff {
         self.last = Some(now);
     }
 
-    /// Returns whether there were more rewrites than an update of another component can explain.
-    pub fn is_contested(&self, now: Instant) -> bool {
-        self.streak > MAX_IMMEDIATE && self.since(now) < RESET_AFTER
-    }
-
     pub fn streak(&self) -> u32 {
         self.streak
     }
@@ -82,10 +77,8 @@ mod tests {
         let mut backoff = Backoff::default();
         let now = Instant::now();
         (0..20).for_each(|_| backoff.record_rewrite(now));
-        assert!(backoff.is_contested(now) && backoff.delay(now) == MAX_DELAY);
-        assert!(
-            !backoff.is_contested(now + RESET_AFTER) && backoff.delay(now + RESET_AFTER).is_zero()
-        );
+        assert_eq!(backoff.delay(now), MAX_DELAY);
+        assert!(backoff.delay(now + RESET_AFTER).is_zero());
         backoff.record_rewrite(now + RESET_AFTER);
         assert_eq!(backoff.streak(), 1);
     }

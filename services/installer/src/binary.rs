@@ -17,13 +17,6 @@ use crate::{error::BinaryError, files};
 
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Installed {
-    /// An identical file was present already.
-    Unchanged,
-    Written,
-}
-
 /// The identities of the source and the installed plugin. While both are unchanged, the contents need not be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamps([(u64, u64, u64, i64, i64); 2]);
@@ -63,15 +56,12 @@ pub fn is_current(source: &Path, dir: &Path) -> Result<bool, BinaryError> {
     Ok(is_executable && read_bounded(&target, size).is_ok_and(|found| found == wanted))
 }
 
-/// Installs the plugin unless the installed file is current.
+/// Installs the plugin.
 ///
 /// # Errors
 ///
 /// The previous file stays in place after an error.
-pub fn install(source: &Path, dir: &Path) -> Result<Installed, BinaryError> {
-    if is_current(source, dir)? {
-        return Ok(Installed::Unchanged);
-    }
+pub fn install(source: &Path, dir: &Path) -> Result<(), BinaryError> {
     let content = read(source)?;
     let temporary = files::temporary_path(dir, INPOD_CNI);
     let written = (|| {
@@ -95,8 +85,7 @@ pub fn install(source: &Path, dir: &Path) -> Result<Installed, BinaryError> {
     });
     files::remove_on_error(tried, &temporary)?;
     let renamed = fs::rename(&temporary, dir.join(INPOD_CNI)).and_then(|()| files::sync_dir(dir));
-    files::remove_on_error(renamed, &temporary).map_err(failed)?;
-    Ok(Installed::Written)
+    files::remove_on_error(renamed, &temporary).map_err(failed)
 }
 
 fn read(source: &Path) -> Result<Vec<u8>, BinaryError> {
@@ -196,8 +185,9 @@ mod tests {
             "left by a killed copy",
         )
         .unwrap();
-        assert_eq!(install(&path, to.path()).unwrap(), Installed::Written);
-        assert_eq!(install(&path, to.path()).unwrap(), Installed::Unchanged);
+        assert!(!is_current(&path, to.path()).unwrap());
+        install(&path, to.path()).unwrap();
+        assert!(is_current(&path, to.path()).unwrap());
         for bad in [
             "#!/bin/sh\nexit 1\n",
             "#!/bin/sh\necho no\n",
@@ -219,9 +209,9 @@ mod tests {
     #[test]
     fn a_missing_directory_and_a_missing_source_are_different_errors() {
         let dir = tempfile::tempdir().unwrap();
-        let error = install(&source(dir.path(), GOOD), &dir.path().join("none")).unwrap_err();
+        let error = is_current(&source(dir.path(), GOOD), &dir.path().join("none")).unwrap_err();
         assert!(matches!(error, BinaryError::NoDirectory(_)), "{error}");
-        let error = install(&dir.path().join("none"), dir.path()).unwrap_err();
+        let error = is_current(&dir.path().join("none"), dir.path()).unwrap_err();
         assert!(matches!(error, BinaryError::Source { .. }), "{error}");
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, DirEntry, File},
     io::{self, ErrorKind},
-    os::fd::AsRawFd as _,
+    os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
 };
 
@@ -26,6 +26,8 @@ pub struct NetworkFile {
     pub name: String,
     pub content: Vec<u8>,
     pub is_link: bool,
+    /// The permissions of the file, if it exists.
+    pub mode: Option<u32>,
     /// The content as runtimes parse it.
     pub loaded: Result<Conflist, Malformed>,
 }
@@ -42,6 +44,7 @@ impl NetworkFile {
             name,
             content,
             is_link: false,
+            mode: None,
             loaded,
         }
     }
@@ -51,34 +54,36 @@ impl NetworkFile {
         self.loaded.as_ref().ok()
     }
 
+    /// Returns whether the network is made by a meta plugin.
+    pub(crate) fn is_meta(&self) -> bool {
+        self.list().is_some_and(|list| list.meta().is_some())
+    }
+
     /// Reads the file of an entry, whose path on the host is `path`. Returns `None` if the file has vanished.
     fn read(root: &Path, path: &Path, entry: &DirEntry) -> Result<Option<Self>, ReadError> {
         // Runtimes also load files whose names are not UTF-8, but inpod writes no such file.
         let name = entry.file_name().to_string_lossy().into_owned();
         let link = fs::read_link(entry.path()).ok();
         let content = resolve(root, path).and_then(|found| read_bounded(&found, MAX_BYTES));
-        let error = match content {
-            Ok(content) => {
-                return Ok(Some(Self {
-                    is_link: link.is_some(),
-                    ..Self::new(name, content)
-                }));
-            }
-            Err(error) => error,
+        let mut file = Self::new(
+            name,
+            content.as_ref().map_or_else(|_| Vec::new(), Vec::clone),
+        );
+        file.is_link = link.is_some();
+        file.mode = fs::metadata(entry.path())
+            .ok()
+            .map(|found| found.mode() & 0o7777);
+        let Err(error) = content else {
+            return Ok(Some(file));
         };
-        let why = match (error.kind(), link.clone()) {
+        file.loaded = Err(match (error.kind(), link) {
             (ErrorKind::FileTooLarge, _) => Malformed::TooLarge,
             (ErrorKind::InvalidData | ErrorKind::IsADirectory, _) => Malformed::NoFile,
             (ErrorKind::NotFound, Some(target)) => Malformed::Dangling(target),
             (ErrorKind::NotFound, None) => return Ok(None),
             _ => return Err(ReadError::of(path)(error)),
-        };
-        Ok(Some(Self {
-            name,
-            content: Vec::new(),
-            is_link: link.is_some(),
-            loaded: Err(why),
-        }))
+        });
+        Ok(Some(file))
     }
 }
 

@@ -1,4 +1,4 @@
-use std::{io, path::PathBuf};
+use std::{io, path::PathBuf, time::Duration};
 
 use crate::plan::PlanError;
 
@@ -12,6 +12,9 @@ pub enum BinaryError {
     ReadOnly(PathBuf),
     #[error("cannot write {}", .path.display())]
     Write { path: PathBuf, source: io::Error },
+    /// The installer installs no file that it cannot record.
+    #[error(transparent)]
+    Record(#[from] RecordError),
     /// The new file is no working CNI plugin; the previous plugin stays in place.
     #[error("the plugin in {} does not work: {problem}; check that the image matches this machine's architecture and that the directory is not mounted noexec", .dir.display())]
     Unusable {
@@ -50,6 +53,19 @@ pub enum ChainError {
     Record(#[from] RecordError),
     #[error("cannot change {}{}", .path.display(), hint(.source))]
     Write { path: PathBuf, source: io::Error },
+    #[error("waiting for the plugin binary")]
+    NoPlugin,
+    #[error("the plugin in {} does not work: {problem}", .dir.display())]
+    Plugin { dir: PathBuf, problem: String },
+    #[error(
+        "another component keeps reverting {files}: rewritten {streak} times, next in {} s; {remedy}", .wait.as_secs().max(1)
+    )]
+    Contested {
+        files: String,
+        streak: u32,
+        wait: Duration,
+        remedy: &'static str,
+    },
     /// The owner of the file changed it at the same time; the installer retries immediately.
     #[error("{} was changed at the same time", .0.display())]
     Raced(PathBuf),

@@ -2,33 +2,45 @@
 
 use std::{fs, path::Path};
 
-use crate::{Directory, ISTIO_CNI};
+use crate::{Directory, ISTIO_CNI, NetworkFile};
 
-/// Recognizes the component by its files and returns the remedy; returns `None` if no known component is present.
-pub fn remedy_for(directory: &Directory, others: &[String]) -> Option<&'static str> {
-    let has_type = |kind: &str| {
-        let mut lists = directory.files.iter().filter_map(|file| file.list());
-        lists.any(|list| list.plugin(kind).is_some())
+/// The part of the names of a component's files, the type of its plugin, and the remedy.
+const REMEDIES: [(&str, &str, &str); 4] = [
+    (
+        "cilium",
+        "cilium-cni",
+        "Cilium removes all other configurations: install it with cni.exclusive=false",
+    ),
+    (
+        ISTIO_CNI,
+        ISTIO_CNI,
+        "istio-cni restores its own entry: remove the DaemonSet istio-cni-node first",
+    ),
+    (
+        "multus",
+        "multus",
+        "Multus writes its own file: use mode=owned with an owned_file that sorts behind it, or mode=standalone with a NetworkAttachmentDefinition",
+    ),
+    (
+        "calico",
+        "calico",
+        "Calico's install-cni rewrites its own file: use mode=owned, which leaves that file alone",
+    ),
+];
+
+const UNKNOWN: &str =
+    "find the component that writes to the directory (inotifywait, auditd) and stop it";
+
+/// Recognizes the component by its files, and returns the remedy.
+pub fn remedy_for(directory: &Directory, others: &[String]) -> &'static str {
+    let is_present = |(part, kind, _): &&(&str, &str, &str)| {
+        let files = &directory.files;
+        let mut names = files.iter().map(|file| &file.name).chain(others);
+        let mut lists = files.iter().filter_map(NetworkFile::list);
+        names.any(|name| name.contains(part)) || lists.any(|list| list.plugin(kind).is_some())
     };
-    let is_named = |part: &str| {
-        let files = directory.files.iter().map(|file| &file.name);
-        files.chain(others).any(|name| name.contains(part))
-    };
-    if is_named("cilium") || has_type("cilium-cni") {
-        Some("Cilium removes all other configurations: install it with cni.exclusive=false")
-    } else if is_named(ISTIO_CNI) || has_type(ISTIO_CNI) {
-        Some("istio-cni restores its own entry: remove the DaemonSet istio-cni-node first")
-    } else if is_named("multus") || has_type("multus") {
-        Some(
-            "Multus writes its own file: use mode=owned with an owned_file that sorts behind it, or mode=standalone with a NetworkAttachmentDefinition",
-        )
-    } else if is_named("calico") || has_type("calico") {
-        Some(
-            "Calico's install-cni rewrites its own file: use mode=owned, which leaves that file alone",
-        )
-    } else {
-        None
-    }
+    let known = REMEDIES.iter().find(is_present);
+    known.map_or(UNKNOWN, |(_, _, remedy)| remedy)
 }
 
 /// Lists the files in the directory that runtimes do not load.
@@ -40,8 +52,6 @@ pub(crate) fn unloaded_names(dir: &Path) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use crate::NetworkFile;
-
     use super::*;
 
     fn directory(name: &str, kind: &str) -> Directory {
@@ -58,19 +68,12 @@ mod tests {
             ("00-multus.conflist", "x", "sorts behind"),
             ("a.conflist", "istio-cni", "DaemonSet istio-cni-node"),
         ] {
-            assert!(
-                remedy_for(&directory(name, kind), &[])
-                    .unwrap()
-                    .contains(word),
-                "{name}"
-            );
+            let remedy = remedy_for(&directory(name, kind), &[]);
+            assert!(remedy.contains(word), "{name}: {remedy}");
         }
         let backup = ["02-inpod.conflist.cilium_bak".to_owned()];
-        assert!(
-            remedy_for(&directory("a.conflist", "b"), &backup)
-                .unwrap()
-                .contains("Cilium")
-        );
-        assert_eq!(remedy_for(&directory("a.conflist", "b"), &[]), None);
+        let unknown = directory("a.conflist", "b");
+        assert!(remedy_for(&unknown, &backup).contains("Cilium"));
+        assert_eq!(remedy_for(&unknown, &[]), UNKNOWN);
     }
 }

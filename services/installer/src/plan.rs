@@ -1,6 +1,6 @@
 //! Computes the CNI files with inpod from the present files, the settings and the record, without I/O.
 
-use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
+use std::collections::BTreeMap;
 
 use inpod_cni::version::SpecVersion;
 
@@ -10,21 +10,18 @@ use crate::{
     entry,
     mode::Mode,
     record::{ChangedFile, Record},
-    removal::{self, Restore},
+    removal::Restore,
 };
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FileState {
-    Content(Vec<u8>),
-    Absent,
-}
+/// The desired content of files by name; `None` stands for a file that must not exist.
+pub type Files = BTreeMap<String, Option<Vec<u8>>>;
 
 /// The desired state of files; all other files are left alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    pub files: BTreeMap<String, FileState>,
-    /// Files that belong to their owners again after the plan, and leave the record.
-    pub forget: BTreeSet<String>,
+    pub files: Files,
+    /// The files that differ because of inpod after the plan. The other files belong to their owners again.
+    pub changed: BTreeMap<String, ChangedFile>,
 }
 
 /// The reason why there is no plan, or why the plan had no effect. The installer changes nothing in the meantime.
@@ -128,16 +125,26 @@ impl DesiredChain {
             desired: self,
             directory,
             record,
+            restore: Restore::Everything,
         };
-        let mut files = match self.mode {
+        let mut wanted = match self.mode {
             Mode::Owned => planner.owned()?,
             Mode::InPlace => planner.in_place()?,
             Mode::Standalone => planner.standalone(),
         };
-        for name in planner.istio_files() {
-            files.insert(name, FileState::Absent);
-        }
-        Ok(planner.with_reverts(files))
+        wanted.extend(planner.istio_files().map(|name| (name, None)));
+        Ok(planner.plan_for(wanted))
+    }
+
+    /// Computes the files as they are without inpod.
+    pub fn removal(&self, directory: &Directory, record: &Record, restore: Restore) -> Plan {
+        let planner = Planner {
+            desired: self,
+            directory,
+            record,
+            restore,
+        };
+        planner.plan_for(Files::new())
     }
 
     /// Loads the network as runtimes do, and checks that each pod's chain calls inpod once.
@@ -216,14 +223,15 @@ impl DesiredChain {
     }
 }
 
-struct Planner<'a> {
-    desired: &'a DesiredChain,
-    directory: &'a Directory,
-    record: &'a Record,
+pub(crate) struct Planner<'a> {
+    pub(crate) desired: &'a DesiredChain,
+    pub(crate) directory: &'a Directory,
+    pub(crate) record: &'a Record,
+    pub(crate) restore: Restore,
 }
 
 impl<'a> Planner<'a> {
-    fn owned(&self) -> Result<BTreeMap<String, FileState>, PlanError> {
+    fn owned(&self) -> Result<Files, PlanError> {
         let runtime = &self.desired.runtime;
         if runtime.networks != 1 {
             let file = runtime.source.as_ref();
@@ -234,71 +242,56 @@ impl<'a> Planner<'a> {
         }
         let meta = self.leading_meta();
         let (file, list) = self.primary(meta)?;
-        let owned = &self.desired.owned_file;
-        let mut others = self.candidates().filter(|(other, _)| {
-            Some(other.name.as_str()) != meta.map(|(meta, _)| meta.name.as_str())
-        });
-        if let Some((other, _)) = others.next().filter(|(other, _)| other.name <= *owned) {
-            return Err(PlanError::SortsBehind {
-                owned: owned.clone(),
-                other: other.name.clone(),
-            });
+        let owned = self.desired.owned_file.clone();
+        // Runtimes load inpod's file first, or a meta plugin that calls inpod's file.
+        let mut others = self.candidates().skip(usize::from(meta.is_some()));
+        if let Some((other, _)) = others.next().filter(|(other, _)| other.name <= owned) {
+            let other = other.name.clone();
+            return Err(PlanError::SortsBehind { owned, other });
         }
-        if let Some((meta, kind)) = meta.filter(|(meta, _)| *owned < meta.name) {
-            return Err(PlanError::SortsBefore {
-                owned: owned.clone(),
-                other: meta.name.clone(),
-                kind: kind.to_owned(),
-            });
+        if let Some((meta, kind)) = meta.filter(|(meta, _)| owned < meta.name) {
+            let (other, kind) = (meta.name.clone(), kind.to_owned());
+            return Err(PlanError::SortsBefore { owned, other, kind });
         }
         let list = self.spoken_list(file, list)?;
         let content = list.with(&self.desired.entry, ISTIO_CNI);
-        Ok([(owned.clone(), FileState::Content(content))].into())
+        Ok([(owned, Some(content))].into())
     }
 
-    fn in_place(&self) -> Result<BTreeMap<String, FileState>, PlanError> {
+    fn in_place(&self) -> Result<Files, PlanError> {
         let (file, list) = self.primary(None)?;
         if file.is_link {
             return Err(PlanError::Link(file.name.clone()));
         }
         // What a meta plugin calls stands in its file, too, and a pod's chain calls inpod once.
-        let left = removal::without_calls(file, self.directory, self.desired);
+        let left = self.without_calls(file);
         let left = left.and_then(|text| NetworkFile::new(file.name.clone(), text).loaded.ok());
         let list = self.spoken_list(file, left.as_ref().unwrap_or(list))?;
         let content = list.with(&self.desired.entry, ISTIO_CNI);
-        let mut files = BTreeMap::new();
         let stem = stem(&file.name);
+        let mut files = Files::from([(format!("{stem}.conflist"), Some(content))]);
         for single in [format!("{stem}.conf"), format!("{stem}.json")] {
             // The list was made from this single configuration, which must not come back.
             if file.name == single || self.is_removed(&single) {
-                files.insert(single, FileState::Absent);
+                files.insert(single, None);
             }
         }
-        files.insert(format!("{stem}.conflist"), FileState::Content(content));
         Ok(files)
     }
 
-    fn standalone(&self) -> BTreeMap<String, FileState> {
-        let content = FileState::Content(self.desired.standalone.clone());
-        [(self.desired.standalone_file.clone(), content)].into()
+    fn standalone(&self) -> Files {
+        let content = self.desired.standalone.clone();
+        [(self.desired.standalone_file.clone(), Some(content))].into()
     }
 
     /// Returns the names of istio-cni's own files, including files that inpod removed.
-    fn istio_files(&self) -> Vec<String> {
-        let present = self
-            .directory
-            .files
-            .iter()
-            .filter(|file| is_istio_file(file));
-        let mut names: Vec<_> = present.map(|file| file.name.clone()).collect();
-        let removed = self.record.files.iter().filter(|(name, changed)| {
-            let before = changed.before.as_ref().filter(|_| changed.ours.is_none());
-            let file =
-                before.map(|before| NetworkFile::new((*name).clone(), before.bytes().to_owned()));
-            file.is_some_and(|file| is_istio_file(&file))
+    fn istio_files(&self) -> impl Iterator<Item = String> {
+        let removed = self.record.files.iter().filter_map(|(name, changed)| {
+            let before = changed.removed()?.bytes().to_owned();
+            Some(NetworkFile::new(name.clone(), before))
         });
-        names.extend(removed.map(|(name, _)| name.clone()));
-        names
+        let files = self.directory.files.iter().cloned().chain(removed);
+        files.filter(is_istio_file).map(|file| file.name)
     }
 
     /// Returns the file with the network that inpod joins, which is not the file of the meta plugin `meta`.
@@ -365,7 +358,7 @@ impl<'a> Planner<'a> {
 
     fn is_removed(&self, name: &str) -> bool {
         let changed = self.record.files.get(name);
-        changed.is_some_and(|changed| changed.ours.is_none() && changed.before.is_some())
+        changed.is_some_and(|changed| changed.removed().is_some())
     }
 
     /// Returns the files that belong neither to inpod nor to istio-cni, in the order of the runtimes.
@@ -385,93 +378,12 @@ impl<'a> Planner<'a> {
             .filter_map(|file| Some((file, file.list()?)));
         valid.filter(|(_, list)| self.desired.is_selected(list))
     }
-
-    /// Adds the reversal of earlier changes to files that the plan does not name.
-    fn with_reverts(&self, mut files: BTreeMap<String, FileState>) -> Plan {
-        let mut forget = BTreeSet::new();
-        for (name, changed) in &self.record.files {
-            if files.contains_key(name) {
-                continue;
-            }
-            let file = self.directory.file(name);
-            if let Some(state) = removal::revert(changed, file, Restore::Everything) {
-                files.insert(name.clone(), state);
-            }
-            forget.insert(name.clone());
-        }
-        if forget.contains(&self.desired.owned_file) {
-            // These files stay with their owners, and so are not recorded.
-            for (name, state) in removal::meta_files(self.directory, self.desired) {
-                if let Entry::Vacant(vacant) = files.entry(name) {
-                    forget.insert(vacant.key().clone());
-                    vacant.insert(state);
-                }
-            }
-        }
-        Plan { files, forget }
-    }
 }
 
 impl Plan {
-    /// Returns the record with the changes of the plan, which is written before the changes are made.
-    pub fn updated_record(
-        &self,
-        desired: &DesiredChain,
-        directory: &Directory,
-        record: &Record,
-    ) -> Record {
-        let mut updated_record = record.clone();
-        for (name, state) in &self.files {
-            let known = record.files.get(name);
-            if self.forget.contains(name) {
-                continue;
-            }
-            let file = directory.file(name);
-            let without_us = file.map(|file| {
-                let left = removal::without_calls(file, directory, desired);
-                left.unwrap_or_else(|| removal::without_inpod(file))
-            });
-            let own = desired.is_own(name);
-            let changed = changed_file(own, known, file, without_us, state);
-            updated_record.files.insert(name.clone(), changed);
-        }
-        updated_record
-    }
-}
-
-fn changed_file(
-    own: bool,
-    known: Option<&ChangedFile>,
-    file: Option<&NetworkFile>,
-    without_us: Option<Vec<u8>>,
-    state: &FileState,
-) -> ChangedFile {
-    let ours = known.and_then(|known| known.ours.as_ref());
-    let is_as_made = match (known, file) {
-        (Some(_), Some(file)) => ours.is_some_and(|ours| ours.bytes() == file.content),
-        (Some(_), None) => true,
-        (None, _) => false,
-    };
-    let before = match (known, file) {
-        _ if own => None,
-        (Some(known), _) if is_as_made => known.before.clone(),
-        _ => without_us.map(|content| content.as_slice().into()),
-    };
-    let istio_entry = file
-        .and_then(NetworkFile::list)
-        .and_then(|list| list.plugin(ISTIO_CNI));
-    ChangedFile {
-        before,
-        // The mode is filled in when the record is written.
-        mode: known.and_then(|known| known.mode),
-        own,
-        ours: match state {
-            FileState::Content(content) => Some(content.as_slice().into()),
-            FileState::Absent => None,
-        },
-        istio_entry: istio_entry
-            .map(|plugin| plugin.text.get().as_bytes().into())
-            .or_else(|| known?.istio_entry.clone()),
+    /// Returns whether inpod leaves the directory.
+    pub fn is_removal(&self) -> bool {
+        self.changed.is_empty()
     }
 }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, io, path::Path};
 use inpod_service::read_bounded_nofollow;
 use serde::{Deserialize, Serialize};
 
-use crate::{error::RecordError, files};
+use crate::{NetworkFile, error::RecordError, files};
 
 pub const FILE: &str = "record.json";
 
@@ -41,6 +41,19 @@ pub struct ChangedFile {
     /// The entry of istio-cni that inpod's entry replaced.
     #[serde(rename = "incumbent")]
     pub istio_entry: Option<Content>,
+}
+
+impl ChangedFile {
+    /// Returns whether no other component has changed the file since.
+    pub fn is_as_left(&self, file: Option<&NetworkFile>) -> bool {
+        let ours = self.ours.as_ref().map(Content::bytes);
+        ours == file.map(|file| file.content.as_slice())
+    }
+
+    /// Returns the content of a file that inpod removed.
+    pub fn removed(&self) -> Option<&Content> {
+        self.before.as_ref().filter(|_| self.ours.is_none())
+    }
 }
 
 /// The content of a file, which need not be UTF-8.

@@ -1,13 +1,11 @@
-//! Computes the CNI files as they are without inpod, without I/O.
-
-use std::collections::{BTreeMap, BTreeSet};
+//! Computes what inpod's changes leave behind: the record of each change, and the files without inpod.
 
 use serde_json::value::RawValue;
 
 use crate::{
-    Conflist, Directory, INPOD_CNI, ISTIO_CNI, NetworkFile, Plugin,
-    plan::{self, DesiredChain, FileState, Plan},
-    record::{ChangedFile, Content, Record},
+    INPOD_CNI, ISTIO_CNI, NetworkFile, Plugin,
+    plan::{Files, Plan, Planner, is_istio_file},
+    record::{ChangedFile, Content},
 };
 
 /// Selects which of istio-cni's files and entries a removal restores.
@@ -21,148 +19,103 @@ pub enum Restore {
     WithIstioCni,
 }
 
-/// Restores the files that still have inpod's content, and removes inpod's entry from all others.
-pub fn plan(
-    directory: &Directory,
-    record: &Record,
-    desired: &DesiredChain,
-    restore: Restore,
-) -> Plan {
-    let mut files = BTreeMap::new();
-    for (name, changed) in &record.files {
-        let state = revert(changed, directory.file(name), restore);
-        files.extend(state.map(|state| (name.clone(), state)));
-    }
-    // These files have inpod's entry although no record names them, so the record was lost.
-    for file in &directory.files {
-        if record.files.contains_key(&file.name) {
-            continue;
-        }
-        let state = remove_entry(file, None).map(|state| {
-            if desired.is_own(&file.name) {
-                FileState::Absent
-            } else {
-                state
-            }
+impl Planner<'_> {
+    /// Adds the reversal of all earlier changes to the wanted files. Without a wanted file, inpod leaves the directory.
+    pub(crate) fn plan_for(&self, wanted: Files) -> Plan {
+        let changed = wanted.iter().map(|(name, content)| {
+            let changed = self.changed_file(name, content.as_deref());
+            (name.clone(), changed)
         });
-        files.extend(state.map(|state| (file.name.clone(), state)));
-    }
-    for (name, state) in meta_files(directory, desired) {
-        files.entry(name).or_insert(state);
-    }
-    let forget: BTreeSet<_> = record.files.keys().chain(files.keys()).cloned().collect();
-    Plan { files, forget }
-}
-
-/// Returns the files of meta plugins without inpod in what they call. A meta plugin that copied inpod's entry does not
-/// remove the entry when inpod's file vanishes (Multus 4.2 then waits for the file).
-pub(crate) fn meta_files(
-    directory: &Directory,
-    desired: &DesiredChain,
-) -> impl Iterator<Item = (String, FileState)> {
-    directory.files.iter().filter_map(|file| {
-        let content = without_calls(file, directory, desired)?;
-        Some((file.name.clone(), FileState::Content(content)))
-    })
-}
-
-/// Returns the file of a meta plugin without inpod in what it calls, or `None` if there is nothing to change.
-pub(crate) fn without_calls(
-    file: &NetworkFile,
-    directory: &Directory,
-    desired: &DesiredChain,
-) -> Option<Vec<u8>> {
-    let is_primary = |file: &&NetworkFile| {
-        let is_network = file.list().is_some_and(|list| list.meta().is_none());
-        is_network && !desired.is_own(&file.name) && !plan::is_istio_file(file)
-    };
-    let primary = directory.files.iter().find(is_primary);
-    let primary = primary.map_or("", |file| &file.name);
-    file.list()?.without_calls(&desired.owned_file, primary)
-}
-
-/// Returns the desired state of a changed file, or `None` if nothing is left to do.
-pub fn revert(
-    changed: &ChangedFile,
-    file: Option<&NetworkFile>,
-    restore: Restore,
-) -> Option<FileState> {
-    if changed.own {
-        return file.map(|_| FileState::Absent);
-    }
-    match (&changed.ours, &changed.before, file) {
-        // The removed list is istio-cni's copy of the primary, which no component would update any more.
-        (None, Some(before), None)
-            if restore == Restore::ExceptIstioCni && has_istio_entry(before) =>
-        {
-            None
+        let changed = changed.collect();
+        let owned = &self.desired.owned_file;
+        let is_leaving = wanted.is_empty();
+        let is_owned_left = !wanted.contains_key(owned) && self.record.files.contains_key(owned);
+        // A file that no record names has inpod's entry if the record was lost. A meta plugin that copied the entry does
+        // not remove the entry when inpod's file vanishes (Multus 4.2 then waits for the file).
+        let is_left = |file: &&NetworkFile| is_leaving || (is_owned_left && file.is_meta());
+        let mut files = wanted;
+        for (name, known) in &self.record.files {
+            let reverted = || self.reverted(name, known);
+            files.entry(name.clone()).or_insert_with(reverted);
         }
-        (None, Some(before), None) => restored(before, changed, restore),
-        // The owner has written another file, or has removed the file.
-        (None, _, _) | (Some(_), _, None) => None,
-        (Some(_), Some(before), Some(file)) if before.bytes() == file.content => None,
-        (Some(ours), before, Some(file)) if ours.bytes() == file.content => match before {
-            Some(before) => restored(before, changed, restore).or(Some(FileState::Absent)),
-            None => Some(FileState::Absent),
-        },
-        (Some(_), _, Some(file)) => {
-            let entry = changed
-                .istio_entry
-                .as_ref()
-                .filter(|_| restore == Restore::WithIstioCni);
-            remove_entry(file, entry)
+        for file in self.directory.files.iter().filter(is_left) {
+            let without_inpod = || self.without_inpod(file);
+            files.entry(file.name.clone()).or_insert_with(without_inpod);
+        }
+        Plan { files, changed }
+    }
+
+    fn changed_file(&self, name: &str, content: Option<&[u8]>) -> ChangedFile {
+        let (known, file) = (self.record.files.get(name), self.directory.file(name));
+        let own = self.desired.is_own(name);
+        let before = match (known, file) {
+            _ if own => None,
+            (Some(known), _) if known.is_as_left(file) => known.before.clone(),
+            (_, Some(file)) => self.without_inpod(file).map(|text| text.as_slice().into()),
+            (_, None) => None,
+        };
+        let mode = known.and_then(|known| known.mode);
+        let mode = mode.or_else(|| file?.mode);
+        let list = file.and_then(NetworkFile::list);
+        let istio_entry = list.and_then(|list| list.plugin(ISTIO_CNI));
+        ChangedFile {
+            mode: mode.filter(|_| before.is_some()),
+            before,
+            own,
+            ours: content.map(Content::from),
+            istio_entry: istio_entry
+                .map(|plugin| plugin.text.get().as_bytes().into())
+                .or_else(|| known?.istio_entry.clone()),
         }
     }
-}
 
-/// Returns the restored file, or `None` if nothing is left to restore.
-fn restored(before: &Content, changed: &ChangedFile, restore: Restore) -> Option<FileState> {
-    let unchanged = || Some(FileState::Content(before.bytes().to_owned()));
-    match restore {
-        Restore::Everything => unchanged(),
-        Restore::ExceptIstioCni => match Conflist::parse(before.bytes()) {
-            Ok(list) if list.plugin(ISTIO_CNI).is_some() => {
-                list.without(ISTIO_CNI).map(FileState::Content)
+    /// Returns the content without inpod's change: the content before the change, unless the owner has written since.
+    fn reverted(&self, name: &str, changed: &ChangedFile) -> Option<Vec<u8>> {
+        let content = match self.directory.file(name) {
+            _ if changed.own => None,
+            file if changed.is_as_left(file) => Some(changed.before.as_ref()?.bytes().to_owned()),
+            file => self.without_inpod(file?),
+        };
+        let file = NetworkFile::new(name.to_owned(), content?);
+        let list = file
+            .list()
+            .filter(|list| !list.is_single || is_istio_file(&file));
+        match (self.restore, list) {
+            (Restore::ExceptIstioCni, Some(_)) if is_istio_file(&file) => None,
+            (Restore::ExceptIstioCni, Some(list)) => list.without(ISTIO_CNI),
+            (Restore::WithIstioCni, Some(list)) if list.plugin(ISTIO_CNI).is_none() => {
+                let entry = changed.istio_entry.as_ref().and_then(istio_entry);
+                Some(entry.map_or_else(|| file.content.clone(), |it| list.with(&it, INPOD_CNI)))
             }
-            Ok(_) => unchanged(),
-            Err(_) if is_istio_conf(before.bytes()) => None,
-            Err(_) => unchanged(),
-        },
-        Restore::WithIstioCni => match (Conflist::parse(before.bytes()), &changed.istio_entry) {
-            (Ok(list), Some(entry)) if list.plugin(ISTIO_CNI).is_none() => {
-                let entry = istio_entry(entry)?;
-                Some(FileState::Content(list.with(&entry, INPOD_CNI)))
-            }
-            _ => unchanged(),
-        },
+            _ => Some(file.content),
+        }
     }
-}
 
-/// Removes inpod's entry, or replaces the entry by `entry` of istio-cni. Returns `None` if the file lacks inpod's
-/// entry.
-fn remove_entry(file: &NetworkFile, entry: Option<&Content>) -> Option<FileState> {
-    let list = file.list()?;
-    list.plugin(INPOD_CNI)?;
-    let without = match entry.and_then(istio_entry) {
-        Some(entry) => Some(list.with(&entry, INPOD_CNI)),
-        None => list.without(INPOD_CNI),
-    };
-    Some(without.map_or(FileState::Absent, FileState::Content))
-}
+    /// Returns the file without inpod's entry and without inpod in what a meta plugin calls, or `None` if nothing else
+    /// is left.
+    fn without_inpod(&self, file: &NetworkFile) -> Option<Vec<u8>> {
+        if let Some(content) = self.without_calls(file) {
+            return Some(content);
+        }
+        let list = file.list().filter(|list| list.plugin(INPOD_CNI).is_some());
+        match list {
+            None => Some(file.content.clone()),
+            Some(_) if self.desired.is_own(&file.name) => None,
+            Some(list) => list.without(INPOD_CNI),
+        }
+    }
 
-pub(crate) fn without_inpod(file: &NetworkFile) -> Vec<u8> {
-    let list = file.list().filter(|list| !list.is_single);
-    let without = list.and_then(|list| list.without(INPOD_CNI));
-    without.unwrap_or_else(|| file.content.clone())
-}
-
-fn has_istio_entry(content: &Content) -> bool {
-    Conflist::parse(content.bytes()).is_ok_and(|list| list.plugin(ISTIO_CNI).is_some())
-}
-
-/// Returns whether the text is a single configuration of istio-cni.
-fn is_istio_conf(text: &[u8]) -> bool {
-    Conflist::parse_single(text).is_ok_and(|list| list.plugin(ISTIO_CNI).is_some())
+    /// Returns the file of a meta plugin without inpod in what it calls, or `None` if there is nothing to change.
+    pub(crate) fn without_calls(&self, file: &NetworkFile) -> Option<Vec<u8>> {
+        let is_primary = |file: &&NetworkFile| {
+            let is_foreign = !self.desired.is_own(&file.name) && !is_istio_file(file);
+            is_foreign && file.list().is_some() && !file.is_meta()
+        };
+        let primary = self.directory.files.iter().find(is_primary);
+        let primary = primary.map_or("", |file| &file.name);
+        file.list()?
+            .without_calls(&self.desired.owned_file, primary)
+    }
 }
 
 fn istio_entry(entry: &Content) -> Option<Plugin> {

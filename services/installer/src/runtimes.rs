@@ -115,7 +115,7 @@ impl Runtime {
         }
     }
 
-    fn override_dirs(&mut self, conf_dir: Option<PathBuf>, bin_dirs: Vec<PathBuf>) {
+    pub(crate) fn override_dirs(&mut self, conf_dir: Option<PathBuf>, bin_dirs: Vec<PathBuf>) {
         if let Some(dir) = conf_dir {
             self.conf_dir = dir;
         }

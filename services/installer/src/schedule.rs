@@ -40,7 +40,8 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
         marker
             .clear()
             .context("cannot clear the marker of a node that inpod has left")?;
-        let (conf, bin) = (installer.conf_dir(), installer.at(&installer.bin));
+        let conf = installer.at(&installer.desired.runtime.conf_dir);
+        let bin = installer.at(&installer.bin);
         let watched = [conf.as_path(), bin.as_path()];
         if !watcher
             .as_ref()
@@ -68,10 +69,9 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
         installer = returned;
         let sweep = installer.config.sweep();
         let delay = outcome.retry_after.unwrap_or(sweep).min(sweep);
-        daemon.readiness().set("binary", outcome.binary);
-        daemon.readiness().set("chain", outcome.chain);
-        daemon.readiness().set("reboot", outcome.reboot);
-        daemon.readiness().set("handlers", outcome.handlers);
+        for (condition, result) in outcome.conditions {
+            daemon.readiness().set(condition, result);
+        }
         wait(
             watcher.as_mut(),
             delay,

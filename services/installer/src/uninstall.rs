@@ -11,7 +11,12 @@ use inpod_cni::enrolled::EnrolledNamespaces;
 use inpod_service::uninstall::{self, Marker, UninstallMode};
 
 use crate::{
-    ISTIO_CNI, error::ChainError, files, reconcile::Installer, record::Record, removal::Restore,
+    ISTIO_CNI,
+    error::ChainError,
+    files,
+    reconcile::{Installer, step_names},
+    record::Record,
+    removal::Restore,
 };
 
 /// The time that pod-events has to withdraw all pods.
@@ -77,26 +82,29 @@ async fn leave_chain(installer: &mut Installer, how: UninstallMode) -> anyhow::R
         UninstallMode::Handover => Restore::WithIstioCni,
         UninstallMode::Uninstall => Restore::Everything,
     };
-    let mut changed = Vec::new();
-    for _ in 0..MAX_ATTEMPTS {
-        match installer.leave_chain(restore) {
-            Ok(steps) => {
-                changed.extend(steps.into_iter().map(|step| step.name));
-                break;
-            }
-            Err(ChainError::Raced(_)) => tokio::time::sleep(Duration::from_millis(50)).await,
-            Err(error) => return Err(error).context("cannot leave the chain"),
+    let mut left = installer.leave_chain(restore);
+    for _ in 1..MAX_ATTEMPTS {
+        if let Err(ChainError::Raced(_)) = left {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            left = installer.leave_chain(restore);
         }
     }
-    Ok(if changed.is_empty() {
+    let steps = left.context("cannot leave the chain")?;
+    Ok(if steps.is_empty() {
         "inpod was not in the chain".to_owned()
     } else {
-        format!("removed from the chain ({})", changed.join(", "))
+        format!("removed from the chain ({})", step_names(&steps))
     })
 }
 
 async fn remove_plugin(installer: &mut Installer, how: UninstallMode) -> anyhow::Result<String> {
-    for dir in installer.dirs.bins.iter().map(|dir| installer.at(dir)) {
+    for dir in installer
+        .desired
+        .runtime
+        .bin_dirs
+        .iter()
+        .map(|dir| installer.at(dir))
+    {
         files::remove_temporaries(&dir)
             .with_context(|| format!("cannot clean up {}", dir.display()))?;
     }
@@ -121,9 +129,10 @@ async fn remove_plugin(installer: &mut Installer, how: UninstallMode) -> anyhow:
         let removed = inpod_service::remove_if_exists(&path);
         removed.with_context(|| format!("cannot remove {}", path.display()))?;
     }
-    installer.record.binary = None;
-    installer.record.earlier_binaries.clear();
-    installer.save()?;
+    installer.update_record(|record| {
+        record.binary = None;
+        record.earlier_binaries.clear();
+    })?;
     Ok("plugin removed".to_owned())
 }
 
@@ -165,7 +174,7 @@ fn remove_state(installer: &Installer) -> anyhow::Result<String> {
 
 impl Installer {
     fn has_istio_cni(&self) -> bool {
-        let mut dirs = self.dirs.bins.iter().map(|dir| self.at(dir));
+        let mut dirs = self.desired.runtime.bin_dirs.iter().map(|dir| self.at(dir));
         dirs.any(|dir| dir.join(ISTIO_CNI).exists())
     }
 }

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     INPOD_CNI,
-    steps::{self, Action, Cause},
+    steps::{self, Cause},
 };
 
 const PRIMARY: &str = "{ \"name\": \"k8s\", \"cniVersion\": \"1.0.0\",\n  \"plugins\": [ { \"type\": \"calico\", \"n\": 1e40 } ] }\n";
@@ -42,16 +42,13 @@ impl World {
     fn apply(&mut self, plan: &Plan) -> usize {
         let directory = self.directory();
         let steps = steps::diff(plan, &directory, &self.record);
-        let mut record = plan.updated_record(&self.desired, &directory, &self.record);
         for step in &steps {
-            match &step.action {
-                Action::Create { content, .. } | Action::Replace { content, .. } => {
-                    self.files.insert(
-                        step.name.clone(),
-                        String::from_utf8(content.clone()).unwrap(),
-                    );
+            match step.content.clone() {
+                Some(content) => {
+                    let text = String::from_utf8(content).unwrap();
+                    self.files.insert(step.name.clone(), text);
                 }
-                Action::Remove => drop(self.files.remove(&step.name)),
+                None => drop(self.files.remove(&step.name)),
             }
             // Runtimes must find a network after every step.
             assert!(
@@ -59,8 +56,7 @@ impl World {
                 "after {step:?}"
             );
         }
-        record.files.retain(|name, _| !plan.forget.contains(name));
-        self.record = record;
+        self.record.files.clone_from(&plan.changed);
         steps.len()
     }
 
@@ -81,7 +77,9 @@ impl World {
     }
 
     fn leave(&mut self, restore: Restore) {
-        let plan = removal::plan(&self.directory(), &self.record, &self.desired, restore);
+        let plan = self
+            .desired
+            .removal(&self.directory(), &self.record, restore);
         self.apply(&plan);
         assert!(self.record.files.is_empty());
         assert_eq!(
