@@ -63,14 +63,6 @@ pub fn is_current(source: &Path, dir: &Path) -> Result<bool, BinaryError> {
 /// The previous file stays in place after an error.
 pub fn install(source: &Path, dir: &Path) -> Result<(), BinaryError> {
     let content = read(source)?;
-    let temporary = files::temporary_path(dir, INPOD_CNI);
-    let written = (|| {
-        files::remove_temporaries(dir)?;
-        // The umask may remove permissions that the plugin needs.
-        let make_executable =
-            |file: &fs::File| file.set_permissions(fs::Permissions::from_mode(0o755));
-        files::write_synced(&temporary, &content, make_executable)
-    })();
     let failed = |source: io::Error| {
         if source.kind() == io::ErrorKind::ReadOnlyFilesystem {
             return BinaryError::ReadOnly(dir.to_owned());
@@ -78,14 +70,15 @@ pub fn install(source: &Path, dir: &Path) -> Result<(), BinaryError> {
         let path = dir.join(INPOD_CNI);
         BinaryError::Write { path, source }
     };
-    files::remove_on_error(written, &temporary).map_err(failed)?;
-    let tried = ask_versions(&temporary).map_err(|problem| BinaryError::Unusable {
+    files::remove_temporaries(dir).map_err(failed)?;
+    let make_executable = |file: &fs::File| files::set_mode(file, 0o755);
+    let temporary = files::write_temporary(dir, INPOD_CNI, &content, make_executable);
+    let temporary = temporary.map_err(failed)?;
+    ask_versions(&temporary).map_err(|problem| BinaryError::Unusable {
         dir: dir.to_owned(),
         problem,
-    });
-    files::remove_on_error(tried, &temporary)?;
-    let renamed = fs::rename(&temporary, dir.join(INPOD_CNI)).and_then(|()| files::sync_dir(dir));
-    files::remove_on_error(renamed, &temporary).map_err(failed)
+    })?;
+    files::rename(temporary, dir, INPOD_CNI).map_err(failed)
 }
 
 fn read(source: &Path) -> Result<Vec<u8>, BinaryError> {

@@ -1,14 +1,18 @@
 //! Changes files atomically and durably, without losing a concurrent change by the owner of a file.
 
 use std::{
-    fs::{self, File, OpenOptions, Permissions},
+    fs::{self, File, Permissions},
     io::{self, Write as _},
-    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown},
-    path::{Path, PathBuf},
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _, fchown},
+    path::Path,
 };
 
 use inpod_service::remove_if_exists;
-use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use nix::{
+    errno::Errno,
+    fcntl::{AT_FDCWD, RenameFlags, renameat2},
+};
+use tempfile::TempPath;
 
 /// The suffix of temporary files, which no runtime loads.
 const TEMPORARY_SUFFIX: &str = ".inpod.tmp";
@@ -19,29 +23,23 @@ pub(crate) enum ReplaceError {
     #[error("it was changed at the same time")]
     Raced,
     #[error(transparent)]
-    Io(#[from] io::Error),
+    Io(io::Error),
 }
 
-/// Writes a file with mode 0600.
-pub(crate) fn write_private(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
-    write_with_mode(dir, name, content, None)
+impl From<io::Error> for ReplaceError {
+    /// A file that does not exist any more does not have the expected content either.
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::NotFound {
+            return Self::Raced;
+        }
+        Self::Io(error)
+    }
 }
 
-/// Writes a file with the given mode, which an earlier file of this name had.
-pub(crate) fn write_with_mode(
-    dir: &Path,
-    name: &str,
-    content: &[u8],
-    mode: Option<u32>,
-) -> io::Result<()> {
-    let temporary = temporary_path(dir, name);
-    let written = write_synced(&temporary, content, |file| match mode {
-        Some(mode) => file.set_permissions(Permissions::from_mode(mode & 0o7777)),
-        None => Ok(()),
-    });
-    let put = written.and_then(|()| fs::rename(&temporary, dir.join(name)));
-    remove_on_error(put, &temporary)?;
-    sync_dir(dir)
+/// Writes a file with the given mode.
+pub(crate) fn write(dir: &Path, name: &str, content: &[u8], mode: u32) -> io::Result<()> {
+    let temporary = write_temporary(dir, name, content, |file| set_mode(file, mode))?;
+    rename(temporary, dir, name)
 }
 
 /// Replaces a file that has the expected content, and keeps its mode and owner. The new and the old file are exchanged
@@ -52,45 +50,26 @@ pub(crate) fn replace(
     expected: &[u8],
     content: &[u8],
 ) -> Result<(), ReplaceError> {
-    let (temporary, target) = (temporary_path(dir, name), dir.join(name));
-    let replaced = exchange_or_rename(&temporary, &target, expected, content);
-    remove_on_error(replaced, &temporary)?;
-    // After the exchange, the temporary name holds the old content.
-    remove_if_exists(&temporary)?;
-    sync_dir(dir)?;
-    Ok(())
-}
-
-fn exchange_or_rename(
-    temporary: &Path,
-    target: &Path,
-    expected: &[u8],
-    content: &[u8],
-) -> Result<(), ReplaceError> {
-    let found = match fs::metadata(target) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ReplaceError::Raced),
-        other => other?,
-    };
-    write_synced(temporary, content, |file| copy_attributes(file, &found))?;
-    match exchange(temporary, target) {
+    let target = dir.join(name);
+    let found = fs::metadata(&target)?;
+    let temporary = write_temporary(dir, name, content, |file| copy_attributes(file, &found))?;
+    match exchange(&temporary, &target) {
         Ok(()) => {}
         // File systems without support for the exchange (NFS, some FUSE): compare the content just before the rename.
-        Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOSYS) => {
-            if fs::read(target)? != expected {
-                return Err(ReplaceError::Raced);
-            }
-            return Ok(fs::rename(temporary, target)?);
+        Err(Errno::EINVAL | Errno::ENOSYS) if fs::read(&target)? == expected => {
+            return Ok(rename(temporary, dir, name)?);
         }
-        Err(nix::errno::Errno::ENOENT) => return Err(ReplaceError::Raced),
+        Err(Errno::EINVAL | Errno::ENOSYS) => return Err(ReplaceError::Raced),
         Err(error) => return Err(io::Error::from(error).into()),
     }
-    if fs::read(temporary)? == expected {
-        return Ok(());
+    // After the exchange, the temporary name holds the old content.
+    if fs::read(&temporary)? == expected {
+        return Ok(sync_dir(dir)?);
     }
     // Restores the owner's content. If the owner wrote again in the meantime, the last write wins.
-    exchange(temporary, target).map_err(io::Error::from)?;
-    if fs::read(temporary)? != content {
-        exchange(temporary, target).map_err(io::Error::from)?;
+    exchange(&temporary, &target).map_err(io::Error::from)?;
+    if fs::read(&temporary)? != content {
+        exchange(&temporary, &target).map_err(io::Error::from)?;
     }
     Err(ReplaceError::Raced)
 }
@@ -126,60 +105,47 @@ pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-pub(crate) fn temporary_path(dir: &Path, name: &str) -> PathBuf {
-    dir.join(format!(".{name}{TEMPORARY_SUFFIX}"))
-}
-
-/// Writes and syncs a file with mode 0600, to which `set_attributes` may then give other attributes.
-pub(crate) fn write_synced(
-    path: &Path,
+/// Writes and syncs a file beside its target, which is removed unless the file is renamed.
+pub(crate) fn write_temporary(
+    dir: &Path,
+    name: &str,
     content: &[u8],
     set_attributes: impl FnOnce(&File) -> io::Result<()>,
-) -> io::Result<()> {
-    remove_if_exists(path)?;
-    let mut options = OpenOptions::new();
-    let mut file = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
+) -> io::Result<TempPath> {
+    let prefix = format!(".{name}");
+    let mut builder = tempfile::Builder::new();
+    let builder = builder.prefix(&prefix).suffix(TEMPORARY_SUFFIX);
+    let mut file = builder.tempfile_in(dir)?;
     file.write_all(content)?;
-    set_attributes(&file)?;
-    file.sync_all()
+    set_attributes(file.as_file())?;
+    file.as_file().sync_all()?;
+    Ok(file.into_temp_path())
 }
 
-/// Gives the file the mode and the owner of the original.
+pub(crate) fn rename(temporary: TempPath, dir: &Path, name: &str) -> io::Result<()> {
+    temporary.persist(dir.join(name))?;
+    sync_dir(dir)
+}
+
+/// Sets the mode of an open file, which the umask would restrict when the file is created.
+pub(crate) fn set_mode(file: &File, mode: u32) -> io::Result<()> {
+    file.set_permissions(Permissions::from_mode(mode & 0o7777))
+}
+
+/// Gives the file the mode and the owner of the original. Without `CAP_CHOWN` the file stays with this user, because
+/// runtimes read as root anyway.
 fn copy_attributes(file: &File, original: &fs::Metadata) -> io::Result<()> {
+    let (uid, gid) = (original.uid(), original.gid());
     let own = file.metadata()?;
-    if (own.uid(), own.gid()) != (original.uid(), original.gid()) {
-        restore_owner(file, original)?;
-    }
-    file.set_permissions(Permissions::from_mode(original.mode() & 0o7777))
-}
-
-/// Gives the file to its original owner. Without `CAP_CHOWN` the file stays with this user, because runtimes read as
-/// root anyway.
-fn restore_owner(file: &File, original: &fs::Metadata) -> io::Result<()> {
-    match fchown(file, Some(original.uid()), Some(original.gid())) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            tracing::warn!(
-                uid = original.uid(),
-                gid = original.gid(),
-                "Cannot keep the owner of a file"
-            );
-            Ok(())
+    if (own.uid(), own.gid()) != (uid, gid) {
+        match fchown(file, Some(uid), Some(gid)) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                tracing::warn!(uid, gid, "Cannot keep the owner of a file");
+            }
+            result => result?,
         }
-        result => result,
     }
-}
-
-/// Removes the temporary file if the result is an error. The removal is a best effort: later runs remove leftovers, and
-/// the first error is the error to report.
-pub(crate) fn remove_on_error<T, E>(result: Result<T, E>, temporary: &Path) -> Result<T, E> {
-    if result.is_err() {
-        let _ignored = fs::remove_file(temporary);
-    }
-    result
+    set_mode(file, original.mode())
 }
 
 #[cfg(test)]
@@ -204,7 +170,7 @@ mod tests {
         replace(dir.path(), "10-a.conflist", b"old", b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o640);
-        write_private(dir.path(), "own", b"x").unwrap();
+        write(dir.path(), "own", b"x", 0o600).unwrap();
         assert_eq!(
             fs::metadata(dir.path().join("own")).unwrap().mode() & 0o7777,
             0o600

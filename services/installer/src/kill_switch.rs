@@ -20,7 +20,12 @@ pub(crate) fn disable(state_dir: &Path) -> io::Result<bool> {
     if fs::symlink_metadata(state_dir.join(DISABLED_FILE)).is_ok() {
         return Ok(false);
     }
-    files::write_private(state_dir, DISABLED_FILE, b"set by installer disable\n")?;
+    files::write(
+        state_dir,
+        DISABLED_FILE,
+        b"set by installer disable\n",
+        0o600,
+    )?;
     Ok(true)
 }
 

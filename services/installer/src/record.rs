@@ -121,7 +121,7 @@ impl Record {
         let path = dir.join(FILE);
         let written = serde_json::to_vec_pretty(&record)
             .map_err(io::Error::other)
-            .and_then(|text| files::write_private(dir, FILE, &text));
+            .and_then(|text| files::write(dir, FILE, &text, 0o600));
         written.map_err(|source| RecordError::Write { path, source })
     }
 

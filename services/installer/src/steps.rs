@@ -16,8 +16,8 @@ pub struct Step {
     pub name: String,
     pub expected: Option<Vec<u8>>,
     pub content: Option<Vec<u8>>,
-    /// The mode of an earlier file with this name, if there was one.
-    pub mode: Option<u32>,
+    /// The mode of a new file.
+    pub mode: u32,
     pub cause: Cause,
 }
 
@@ -55,7 +55,7 @@ pub fn diff(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
             name: name.clone(),
             expected,
             content: content.clone(),
-            mode: known.and_then(|known| known.mode),
+            mode: known.and_then(|known| known.mode).unwrap_or(0o600),
             cause,
         })
     };
@@ -67,11 +67,11 @@ pub fn diff(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
 pub fn apply(dir: &Path, step: &Step) -> Result<(), ChainError> {
     let (path, name) = (dir.join(&step.name), &step.name);
     let changed = match (&step.expected, &step.content) {
-        (_, None) => files::remove_synced(dir, name).map_err(ReplaceError::from),
-        (None, Some(content)) => {
-            files::write_with_mode(dir, name, content, step.mode).map_err(ReplaceError::from)
-        }
+        (_, None) => files::remove_synced(dir, name).map_err(ReplaceError::Io),
         (Some(expected), Some(content)) => files::replace(dir, name, expected, content),
+        (None, Some(content)) => {
+            files::write(dir, name, content, step.mode).map_err(ReplaceError::Io)
+        }
     };
     changed.map_err(|error| match error {
         ReplaceError::Raced => ChainError::Raced(path),
