@@ -4,7 +4,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use inpod_types::{ContainerId, IfName, NamespaceName, NetworkName};
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
 use crate::{
@@ -49,7 +49,7 @@ pub struct Settings {
 }
 
 /// Decides ADDs for enrolled namespaces while the agent is unreachable.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AgentUnavailable {
     /// Fails the ADD, which the runtime retries, so that no pod of the mesh starts outside the mesh.
@@ -60,7 +60,7 @@ pub enum AgentUnavailable {
 }
 
 /// The levels of log lines, with the most severe level first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// A problem on which an operator must act.

@@ -7,7 +7,10 @@ use std::{
 use crate::is_loaded;
 use inpod_service::Key;
 use inpod_types::NamespaceName;
-use serde::{Deserialize, Deserializer, de::Error as _};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IntoDeserializer as _, value::StringDeserializer},
+};
 
 use crate::mode::Mode;
 
@@ -197,43 +200,40 @@ impl Config {
     }
 }
 
-fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+/// Parses a setting whose empty text means that it is not set.
+fn optional<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    parse: impl FnOnce(StringDeserializer<D::Error>) -> Result<T, D::Error>,
+) -> Result<Option<T>, D::Error> {
     let text = String::deserialize(deserializer)?;
-    Ok(Some(text).filter(|text| !text.is_empty()))
-}
-
-fn optional_path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
-    let path = optional(deserializer)?.map(PathBuf::from);
-    match path {
-        Some(path) if !path.is_absolute() => {
-            let message = format!("\"{}\" is not an absolute path", path.display());
-            Err(D::Error::custom(message))
-        }
-        other => Ok(other),
+    if text.is_empty() {
+        return Ok(None);
     }
+    parse(text.into_deserializer()).map(Some)
 }
 
-fn optional_namespace<'de, D>(deserializer: D) -> Result<Option<NamespaceName>, D::Error>
-where
-    D: Deserializer<'de>,
-{
-    let parse = |text: String| text.parse().map_err(D::Error::custom);
-    optional(deserializer)?.map(parse).transpose()
+fn optional_path<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
+    optional(from, inpod_service::config::absolute)
 }
 
-/// Checks that runtimes would load a file with this name.
-fn named(name: &str) -> Result<(), String> {
-    if name.contains('/') || name.starts_with('.') || !is_loaded(name) {
-        return Err(format!(
-            "\"{name}\" is not a file name that runtimes load: it must end in .conflist, .conf or .json, without a slash"
-        ));
-    }
-    Ok(())
+fn optional_namespace<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<NamespaceName>, D::Error> {
+    optional(from, NamespaceName::deserialize)
 }
 
+fn optional_name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    optional(from, file_name)
+}
+
+/// Accepts the name of a file that runtimes would load.
 fn file_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let name = String::deserialize(deserializer)?;
-    named(&name).map_err(D::Error::custom)?;
+    if name.contains('/') || name.starts_with('.') || !is_loaded(&name) {
+        return Err(D::Error::custom(format!(
+            "\"{name}\" is not a file name that runtimes load: it must end in .conflist, .conf or .json, without a slash"
+        )));
+    }
     Ok(name)
 }
 
@@ -244,15 +244,6 @@ fn list_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Er
             "\"{name}\" does not end in .conflist"
         )));
     }
-    Ok(name)
-}
-
-fn optional_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    let name = optional(deserializer)?;
-    name.as_deref()
-        .map(named)
-        .transpose()
-        .map_err(D::Error::custom)?;
     Ok(name)
 }
 

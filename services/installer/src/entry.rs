@@ -1,6 +1,5 @@
 //! Renders inpod's entry in a conflist.
 
-use inpod_cni::config::{AgentUnavailable, Level};
 use serde_json::{Map, Value, json, value::to_raw_value};
 
 use crate::{INPOD_CNI, Plugin, config::Config};
@@ -17,12 +16,12 @@ pub fn entry(config: &Config) -> Plugin {
 }
 
 /// Renders the standalone file: a list if its name ends in `.conflist`, otherwise a single configuration.
-pub fn standalone(config: &Config, entry: &Plugin) -> Vec<u8> {
+pub fn standalone(config: &Config) -> Vec<u8> {
     let mut file = Map::new();
     file.insert("cniVersion".to_owned(), STANDALONE_VERSION.into());
     file.insert("name".to_owned(), config.standalone_name.clone().into());
     if config.standalone_file.ends_with(".conflist") {
-        file.insert("plugins".to_owned(), json!([entry.text]));
+        file.insert("plugins".to_owned(), json!([settings(config)]));
     } else {
         file.append(&mut settings(config));
     }
@@ -30,48 +29,25 @@ pub fn standalone(config: &Config, entry: &Plugin) -> Vec<u8> {
 }
 
 fn settings(config: &Config) -> Map<String, Value> {
-    let namespaces = config.exclude_namespaces.iter().map(ToString::to_string);
-    let mut settings = Map::new();
-    let mut put = |key: &str, value: Value| drop(settings.insert(key.to_owned(), value));
-    put("type", INPOD_CNI.into());
-    put("agentSocket", config.agent_socket.to_string_lossy().into());
-    put(
-        "stateDir",
-        config.plugin_state_dir().to_string_lossy().into(),
-    );
-    put("timeoutSeconds", config.plugin_timeout_seconds.into());
-    put("excludeNamespaces", namespaces.collect::<Vec<_>>().into());
-    put(
-        "agentUnavailable",
-        unavailable(config.agent_unavailable).into(),
-    );
-    put("logLevel", format_level(config.plugin_log_level).into());
-    if let Some(namespace) = &config.plugin_default_namespace {
-        put("defaultNamespace", namespace.to_string().into());
-    }
-    settings
-}
-
-fn unavailable(setting: AgentUnavailable) -> &'static str {
-    match setting {
-        AgentUnavailable::Fail => "fail",
-        AgentUnavailable::Allow => "allow",
-    }
-}
-
-fn format_level(level: Level) -> &'static str {
-    match level {
-        Level::Error => "error",
-        Level::Warn => "warn",
-        Level::Info => "info",
-        Level::Debug => "debug",
-        Level::Trace => "trace",
-    }
+    let settings = [
+        ("type", json!(INPOD_CNI)),
+        ("agentSocket", json!(config.agent_socket)),
+        ("stateDir", json!(config.plugin_state_dir())),
+        ("timeoutSeconds", json!(config.plugin_timeout_seconds)),
+        ("excludeNamespaces", json!(config.exclude_namespaces)),
+        ("agentUnavailable", json!(config.agent_unavailable)),
+        ("logLevel", json!(config.plugin_log_level)),
+    ];
+    let namespace = config.plugin_default_namespace.as_ref();
+    let namespace = namespace.map(|namespace| ("defaultNamespace", json!(namespace)));
+    let settings = settings.into_iter().chain(namespace);
+    let settings = settings.map(|(key, value)| (key.to_owned(), value));
+    settings.collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use inpod_cni::config::NetworkConfig;
+    use inpod_cni::config::{AgentUnavailable, Level, NetworkConfig};
 
     use super::*;
     use crate::{Conflist, plan::testing::config};
@@ -87,11 +63,10 @@ mod tests {
             ("plugin_log_level", "trace"),
             ("plugin_default_namespace", "d"),
         ]);
-        let mut stdin: Map<String, Value> =
-            serde_json::from_str(entry(&config).text.get()).unwrap();
-        stdin.insert("name".to_owned(), "n".into());
-        stdin.insert("cniVersion".to_owned(), "1.0.0".into());
-        let read = NetworkConfig::parse(Value::from(stdin).to_string().as_bytes())
+        let mut stdin: Value = serde_json::from_str(entry(&config).text.get()).unwrap();
+        stdin["name"] = "n".into();
+        stdin["cniVersion"] = "1.0.0".into();
+        let read = NetworkConfig::parse(stdin.to_string().as_bytes())
             .unwrap()
             .settings;
         let expected = inpod_cni::config::Settings {
@@ -109,10 +84,10 @@ mod tests {
     #[test]
     fn a_file_of_our_own_is_a_list_or_a_single_configuration_by_its_name() {
         let list = config(&[("standalone_name", "mesh")]);
-        let text = standalone(&list, &entry(&list));
+        let text = standalone(&list);
         assert_eq!(Conflist::parse(&text).unwrap().name, "mesh");
         let single = config(&[("standalone_file", "inpod.conf")]);
-        let text = standalone(&single, &entry(&single));
+        let text = standalone(&single);
         assert_eq!(
             Conflist::parse_single(&text).unwrap().plugins[0].kind,
             INPOD_CNI

@@ -102,14 +102,13 @@ pub struct DesiredChain {
 
 impl DesiredChain {
     pub fn new(config: &Config) -> Self {
-        let entry = entry::entry(config);
         Self {
             mode: config.mode,
             owned_file: config.owned_file.clone(),
             standalone_file: config.standalone_file.clone(),
             primary_file: config.primary_file.clone(),
-            standalone: entry::standalone(config, &entry),
-            entry,
+            entry: entry::entry(config),
+            standalone: entry::standalone(config),
             runtime: Runtime::default(),
             spoken: SpecVersion::ALL.map(|it| it.as_str().to_owned()).into(),
         }
