@@ -74,8 +74,8 @@ fn leave_node(config: Config, how: UninstallMode) -> anyhow::Result<String> {
         .enable_all()
         .build();
     let installer = Installer::new(config, Metrics::default())?;
-    let result = runtime
+    let done = runtime
         .context("cannot start the runtime")?
         .block_on(uninstall::leave_node(installer, how))?;
-    Ok(result.receipt_line())
+    Ok(inpod_service::uninstall::receipt_line(how, &done))
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{
     Value,
     value::{RawValue, to_raw_value},
@@ -73,9 +73,8 @@ impl Conflist {
     /// directory of the network's name, and an entry in the list would come before them.
     pub fn parse(content: &[u8]) -> Result<Self, Malformed> {
         let members = members_of(content)?;
-        let plugins = members.get("plugins").ok_or(Malformed::NoPlugins)?;
-        let plugins: Vec<Box<RawValue>> =
-            serde_json::from_str(plugins.get()).map_err(|_| wrong("plugins", "a list"))?;
+        let plugins: Option<Vec<Box<RawValue>>> = member(&members, "plugins", "a list")?;
+        let plugins = plugins.ok_or(Malformed::NoPlugins)?;
         if plugins.is_empty() {
             return Err(wrong("plugins", "a list of at least one plugin"));
         }
@@ -86,7 +85,7 @@ impl Conflist {
             Plugin::new(text).map_err(|problem| Malformed::Plugin { index, problem })
         };
         Ok(Self {
-            name: text(&members, "name")?.ok_or(Malformed::Missing("name"))?,
+            name: name_of(&members)?,
             versions: versions(&members)?,
             plugins: plugins
                 .into_iter()
@@ -113,7 +112,7 @@ impl Conflist {
             Err(_) if members.contains_key("plugins") => return Err(Malformed::ListInConf),
             Err(problem) => return Err(Malformed::Plugin { index: 0, problem }),
         };
-        let name = text(&members, "name")?.ok_or(Malformed::Missing("name"))?;
+        let name = name_of(&members)?;
         members.retain(|key, _| matches!(key.as_str(), "name" | "cniVersion"));
         Ok(Self {
             name,
@@ -231,19 +230,25 @@ fn members_of(content: &[u8]) -> Result<Members, Malformed> {
         .map_err(|error| Malformed::Json(error.to_string()))
 }
 
-fn text(members: &Members, key: &'static str) -> Result<Option<String>, Malformed> {
-    let value = members
-        .get(key)
-        .map(|value| serde_json::from_str(value.get()));
-    let value = value.transpose();
-    value.map_err(|_| wrong(key, "a string"))
+/// Returns a member of an object, or `None` if it is missing.
+fn member<T: DeserializeOwned>(
+    members: &Members,
+    key: &'static str,
+    expected: &'static str,
+) -> Result<Option<T>, Malformed> {
+    let value = members.get(key);
+    let value = value.map(|value| serde_json::from_str(value.get()));
+    value.transpose().map_err(|_| wrong(key, expected))
+}
+
+fn name_of(members: &Members) -> Result<String, Malformed> {
+    member(members, "name", "a string")?.ok_or(Malformed::Missing("name"))
 }
 
 fn versions(members: &Members) -> Result<Vec<String>, Malformed> {
-    let mut versions = vec![text(members, "cniVersion")?.unwrap_or_default()];
-    if let Some(more) = members.get("cniVersions") {
-        let more: Vec<String> = serde_json::from_str(more.get())
-            .map_err(|_| wrong("cniVersions", "a list of strings"))?;
+    let mut versions = vec![member(members, "cniVersion", "a string")?.unwrap_or_default()];
+    let more: Option<Vec<String>> = member(members, "cniVersions", "a list of strings")?;
+    if let Some(more) = more {
         versions.extend(more);
         if !versions.iter().all(|version| is_version(version)) {
             return Err(wrong("cniVersions", "a list of versions"));

@@ -3,7 +3,10 @@
 
 use std::path::Path;
 
-use serde_json::{Value, value::RawValue};
+use serde_json::{
+    Value,
+    value::{RawValue, to_raw_value},
+};
 
 use crate::{Conflist, INPOD_CNI, Plugin};
 
@@ -37,7 +40,8 @@ impl Conflist {
             if plugin.kind == INPOD_CNI {
                 calls.push(plugin.clone());
             } else if self.meta().is_some() {
-                collect_calls(&value(plugin), &mut calls);
+                let inline = take_calls(&mut value(plugin)).into_iter();
+                calls.extend(inline.filter_map(|call| Plugin::new(to_raw_value(&call).ok()?).ok()));
             }
         }
         calls
@@ -55,7 +59,7 @@ impl Conflist {
     pub(crate) fn without_calls(&self, own: &str, primary: &str) -> Option<Vec<u8>> {
         let first = self.plugins.first().filter(|_| self.meta().is_some())?;
         let mut text = value(first);
-        let mut is_changed = remove_calls(&mut text) > 0;
+        let mut is_changed = !take_calls(&mut text).is_empty();
         if self.called_file().as_deref() == Some(own) && !primary.is_empty() {
             let called = text.get_mut("clusterNetwork")?;
             *called = Path::new(called.as_str()?)
@@ -91,27 +95,15 @@ fn is_call(value: &Value) -> bool {
     value.get("type").and_then(Value::as_str) == Some(INPOD_CNI)
 }
 
-fn collect_calls(value: &Value, calls: &mut Vec<Plugin>) {
-    if is_call(value) {
-        let text = RawValue::from_string(value.to_string());
-        calls.extend(text.ok().and_then(|text| Plugin::new(text).ok()));
-    }
-    match value {
-        Value::Array(items) => items.iter().for_each(|item| collect_calls(item, calls)),
-        Value::Object(members) => members.values().for_each(|item| collect_calls(item, calls)),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-    }
-}
-
-/// Removes inpod's entries from all lists, and returns their number.
-fn remove_calls(value: &mut Value) -> usize {
+/// Removes inpod's entries from all lists, and returns the entries.
+fn take_calls(value: &mut Value) -> Vec<Value> {
     match value {
         Value::Array(items) => {
-            let before = items.len();
-            items.retain(|item| !is_call(item));
-            before - items.len() + items.iter_mut().map(remove_calls).sum::<usize>()
+            let mut calls: Vec<_> = items.extract_if(.., |item| is_call(item)).collect();
+            calls.extend(items.iter_mut().flat_map(take_calls));
+            calls
         }
-        Value::Object(members) => members.values_mut().map(remove_calls).sum(),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
+        Value::Object(members) => members.values_mut().flat_map(take_calls).collect(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Vec::new(),
     }
 }

@@ -29,37 +29,19 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
     let marker = Marker::in_directory(&daemon.directory(SERVICE.name));
     wait_while_left(&config.leave_file, &marker, daemon).await;
     let mut installer = Installer::new(config, metrics)?;
-    let mut watcher = None;
-    // Logged once instead of at every reconcile.
-    let mut is_unwatched = false;
+    let mut watcher = Watcher::default();
     loop {
         if let Some(how) = uninstall::read_leave_request(&installer.config.leave_file, &marker) {
-            let result = uninstall::leave_node(installer, how).await?;
-            return uninstall::write_receipt(&result, &marker);
+            let receipt = installer.config.receipt_file.clone();
+            let done = uninstall::leave_node(installer, how).await?;
+            return uninstall::write_receipt(&receipt, &marker, how, &done);
         }
         marker
             .clear()
             .context("cannot clear the marker of a node that inpod has left")?;
         let conf = installer.at(&installer.desired.runtime.conf_dir);
         let bin = installer.at(&installer.bin);
-        let watched = [conf.as_path(), bin.as_path()];
-        if !watcher
-            .as_ref()
-            .is_some_and(|watcher: &Watcher| watcher.is_watching(&watched))
-        {
-            // Without a watch, only the periodic reconcile finds changes.
-            let opened = Watcher::open(&watched);
-            if let Err(error) = &opened
-                && !std::mem::replace(&mut is_unwatched, true)
-            {
-                tracing::warn!(%error, "Cannot watch the CNI directories");
-            }
-            is_unwatched = opened.is_err();
-            watcher = opened.ok();
-        }
-        if let Some(watcher) = &mut watcher {
-            watcher.drain();
-        }
+        watcher.watch([&conf, &bin]);
         let (returned, outcome) = tokio::task::spawn_blocking(move || {
             let outcome = installer.reconcile(Instant::now());
             (installer, outcome)
@@ -72,12 +54,7 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
         for (condition, result) in outcome.conditions {
             daemon.readiness().set(condition, result);
         }
-        wait(
-            watcher.as_mut(),
-            delay,
-            (&installer.config.leave_file, &marker),
-        )
-        .await;
+        wait(&mut watcher, delay, &installer.config.leave_file, &marker).await;
     }
 }
 
@@ -103,19 +80,12 @@ async fn wait_while_left(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
 }
 
 /// Waits for an event, for the next period, or for a request to leave the node.
-async fn wait(
-    mut watcher: Option<&mut Watcher>,
-    delay: Duration,
-    (leave_file, marker): (&Path, &Marker),
-) {
+async fn wait(watcher: &mut Watcher, delay: Duration, leave_file: &Path, marker: &Marker) {
     let until = tokio::time::Instant::now() + delay;
     loop {
         let tick = until.min(tokio::time::Instant::now() + LEAVE_POLL_INTERVAL);
         tokio::select! {
-            () = wait_changed(watcher.as_deref_mut()) => {
-                tokio::time::sleep(COALESCE_DELAY).await;
-                return;
-            }
+            () = watcher.changed() => return tokio::time::sleep(COALESCE_DELAY).await,
             () = tokio::time::sleep_until(tick) => {}
         }
         if tokio::time::Instant::now() >= until
@@ -123,12 +93,5 @@ async fn wait(
         {
             return;
         }
-    }
-}
-
-async fn wait_changed(watcher: Option<&mut Watcher>) {
-    match watcher {
-        Some(watcher) => watcher.changed().await,
-        None => std::future::pending().await,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -25,19 +25,6 @@ const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(300);
 /// The number of attempts to leave the chain, because the owner of a file may write at the same time.
 const MAX_ATTEMPTS: usize = 10;
 
-#[derive(Debug)]
-pub(crate) struct LeaveResult {
-    how: UninstallMode,
-    steps: Vec<String>,
-    receipt: PathBuf,
-}
-
-impl LeaveResult {
-    pub(crate) fn receipt_line(&self) -> String {
-        uninstall::receipt_line(self.how, &self.steps.join(", "))
-    }
-}
-
 /// Reads the request to leave the node. For an unreadable or invalid file it returns `None`, so that inpod stays.
 pub(crate) fn read_leave_request(file: &Path, marker: &Marker) -> Option<UninstallMode> {
     uninstall::read(file, marker).unwrap_or_else(|error| {
@@ -47,10 +34,11 @@ pub(crate) fn read_leave_request(file: &Path, marker: &Marker) -> Option<Uninsta
 }
 
 /// Leaves the chain; removes the plugin once no call can be in progress; and removes the state once no pod needs it.
+/// Returns what was done.
 pub(crate) async fn leave_node(
     mut installer: Installer,
     how: UninstallMode,
-) -> anyhow::Result<LeaveResult> {
+) -> anyhow::Result<String> {
     tracing::warn!(%how, "Leaving the node");
     let mut steps = vec![leave_chain(&mut installer, how).await?];
     steps.push(remove_plugin(&mut installer, how).await?);
@@ -58,20 +46,20 @@ pub(crate) async fn leave_node(
         steps.extend(wait_withdrawn(&installer).await);
     }
     steps.push(remove_state(&installer)?);
-    Ok(LeaveResult {
-        how,
-        steps,
-        receipt: installer.config.receipt_file.clone(),
-    })
+    Ok(steps.join(", "))
 }
 
-pub(crate) fn write_receipt(result: &LeaveResult, marker: &Marker) -> anyhow::Result<()> {
-    let done = result.steps.join(", ");
-    tracing::warn!(how = %result.how, done, "Left the node");
-    let written = uninstall::write_receipt(&result.receipt, result.how, &done);
-    written.with_context(|| format!("cannot write {}", result.receipt.display()))?;
+pub(crate) fn write_receipt(
+    file: &Path,
+    marker: &Marker,
+    how: UninstallMode,
+    done: &str,
+) -> anyhow::Result<()> {
+    tracing::warn!(%how, done, "Left the node");
+    uninstall::write_receipt(file, how, done)
+        .with_context(|| format!("cannot write {}", file.display()))?;
     marker
-        .set(result.how)
+        .set(how)
         .context("cannot set the marker of a node that inpod has left")
 }
 

@@ -13,15 +13,41 @@ use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchMask};
 type Identity = (u64, u64);
 
 /// An inotify watch of the directories, which may be replaced, removed and created at any time.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Watcher {
-    events: EventStream<[u8; 4096]>,
+    /// The events, unless the directories cannot be watched: then only the periodic reconcile finds changes.
+    events: Option<EventStream<[u8; 4096]>>,
     watched: Vec<(PathBuf, Identity)>,
+    /// The last attempt failed, which is logged once instead of at every reconcile.
+    is_failing: bool,
 }
 
 impl Watcher {
-    /// Watches the directories that exist. A written file triggers an event when the writer closes the file.
-    pub(crate) fn open(dirs: &[&Path]) -> io::Result<Self> {
+    /// Watches the directories that exist, and discards the events so far, whose changes the following read sees anyway.
+    pub(crate) fn watch(&mut self, dirs: [&Path; 2]) {
+        // A directory is identified before its watch is added: if the directory is replaced in between, the next call
+        // sees the difference.
+        let identified = |dir: &Path| Some((dir.to_owned(), identity_of(dir).ok()?));
+        let existing: Vec<_> = dirs.into_iter().filter_map(identified).collect();
+        if self.events.is_none() || existing != self.watched {
+            let opened = self.open(existing);
+            if let Err(error) = &opened
+                && !self.is_failing
+            {
+                tracing::warn!(%error, "Cannot watch the CNI directories");
+            }
+            self.is_failing = opened.is_err();
+        }
+        let Some(events) = &mut self.events else {
+            return;
+        };
+        while let Some(Some(_)) = events.next().now_or_never() {}
+    }
+
+    /// A written file triggers an event when the writer closes the file.
+    fn open(&mut self, dirs: Vec<(PathBuf, Identity)>) -> io::Result<()> {
+        self.events = None;
+        self.watched.clear();
         let inotify = Inotify::init()?;
         let mask = WatchMask::CLOSE_WRITE
             | WatchMask::MOVED_TO
@@ -31,46 +57,27 @@ impl Watcher {
             | WatchMask::DELETE_SELF
             | WatchMask::MOVE_SELF
             | WatchMask::ONLYDIR;
-        let mut watched = Vec::new();
         for dir in dirs {
-            // The directory is identified before the watch is added: if the directory is replaced in between, the next
-            // check sees the difference.
-            let Ok(identity) = identity_of(dir) else {
-                continue;
-            };
-            match inotify.watches().add(dir, mask) {
-                Ok(_) => watched.push(((*dir).to_owned(), identity)),
+            match inotify.watches().add(&dir.0, mask) {
+                Ok(_) => self.watched.push(dir),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
         }
-        let events = inotify.into_event_stream([0; 4096])?;
-        Ok(Self { events, watched })
-    }
-
-    /// Returns whether the watched directories are exactly the existing directories of `dirs`.
-    pub(crate) fn is_watching(&self, dirs: &[&Path]) -> bool {
-        let existing = dirs
-            .iter()
-            .filter_map(|dir| Some(((*dir).to_owned(), identity_of(dir).ok()?)));
-        existing.eq(self.watched.iter().cloned())
+        self.events = Some(inotify.into_event_stream([0; 4096])?);
+        Ok(())
     }
 
     pub(crate) async fn changed(&mut self) {
-        loop {
-            let Some(event) = self.events.next().await else {
-                // The inotify stream never ends, so an end is not reported as a change.
-                return std::future::pending().await;
-            };
+        while let Some(events) = &mut self.events
+            && let Some(event) = events.next().await
+        {
             if is_relevant(&event) {
                 return;
             }
         }
-    }
-
-    /// Discards the pending events, whose changes the following read sees anyway.
-    pub(crate) fn drain(&mut self) {
-        while let Some(Some(_)) = self.events.next().now_or_never() {}
+        // The inotify stream never ends, so an end is not reported as a change.
+        std::future::pending::<()>().await;
     }
 }
 
