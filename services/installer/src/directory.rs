@@ -26,6 +26,8 @@ pub struct NetworkFile {
     pub name: String,
     pub content: Vec<u8>,
     pub is_link: bool,
+    /// True if the content is that of a regular file, and not of a link or of a file that cannot be read.
+    pub is_regular: bool,
     /// The permissions of the file, if it exists.
     pub mode: Option<u32>,
     /// The content as runtimes parse it.
@@ -44,6 +46,7 @@ impl NetworkFile {
             name,
             content,
             is_link: false,
+            is_regular: true,
             mode: None,
             loaded,
         }
@@ -60,30 +63,32 @@ impl NetworkFile {
     }
 
     /// Reads the file of an entry, whose path on the host is `path`. Returns `None` if the file has vanished.
-    fn read(root: &Path, path: &Path, entry: &DirEntry) -> Result<Option<Self>, ReadError> {
-        // Runtimes also load files whose names are not UTF-8, but inpod writes no such file.
-        let name = entry.file_name().to_string_lossy().into_owned();
+    fn read(root: &Path, path: &Path, entry: &DirEntry) -> Option<Self> {
         let link = fs::read_link(entry.path()).ok();
-        let content = resolve(root, path).and_then(|found| read_bounded(&found, MAX_BYTES));
-        let mut file = Self::new(
-            name,
-            content.as_ref().map_or_else(|_| Vec::new(), Vec::clone),
-        );
+        let name = entry.file_name();
+        let (content, problem) =
+            match resolve(root, path).and_then(|it| read_bounded(&it, MAX_BYTES)) {
+                // inpod writes no file of such a name, and so cannot follow the file either.
+                Ok(_) if name.to_str().is_none() => (Vec::new(), Some(Malformed::Name)),
+                Ok(content) => (content, None),
+                Err(error) => {
+                    let problem = match (error.kind(), &link) {
+                        (ErrorKind::NotFound, None) => return None,
+                        (ErrorKind::NotFound, Some(target)) => Malformed::Dangling(target.clone()),
+                        (ErrorKind::FileTooLarge, _) => Malformed::TooLarge,
+                        (ErrorKind::InvalidData | ErrorKind::IsADirectory, _) => Malformed::NoFile,
+                        _ => Malformed::Unreadable(error.to_string()),
+                    };
+                    (Vec::new(), Some(problem))
+                }
+            };
+        let mut file = Self::new(name.to_string_lossy().into_owned(), content);
+        file.is_regular = link.is_none() && problem.is_none();
         file.is_link = link.is_some();
-        file.mode = fs::metadata(entry.path())
-            .ok()
-            .map(|found| found.mode() & 0o7777);
-        let Err(error) = content else {
-            return Ok(Some(file));
-        };
-        file.loaded = Err(match (error.kind(), link) {
-            (ErrorKind::FileTooLarge, _) => Malformed::TooLarge,
-            (ErrorKind::InvalidData | ErrorKind::IsADirectory, _) => Malformed::NoFile,
-            (ErrorKind::NotFound, Some(target)) => Malformed::Dangling(target),
-            (ErrorKind::NotFound, None) => return Ok(None),
-            _ => return Err(ReadError::of(path)(error)),
-        });
-        Ok(Some(file))
+        let found = fs::metadata(entry.path()).ok();
+        file.mode = found.map(|found| found.mode() & 0o7777);
+        file.loaded = problem.map_or(file.loaded, Err);
+        Some(file)
     }
 }
 
@@ -92,7 +97,7 @@ impl Directory {
     pub fn read(root: &Path, dir: &Path) -> Result<Self, ReadError> {
         let entries = match resolve(root, dir).and_then(fs::read_dir) {
             Ok(entries) => entries,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) if is_missing(&error) => return Ok(Self::default()),
             Err(error) => return Err(ReadError::of(dir)(error)),
         };
         let mut files = Vec::new();
@@ -102,7 +107,7 @@ impl Directory {
             // Runtimes skip directories, but not links to directories.
             let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
             if is_loaded(&name.to_string_lossy()) && !is_dir {
-                files.extend(NetworkFile::read(root, &dir.join(name), &entry)?);
+                files.extend(NetworkFile::read(root, &dir.join(name), &entry));
             }
         }
         Ok(Self::of(files))
@@ -116,6 +121,11 @@ impl Directory {
     pub fn file(&self, name: &str) -> Option<&NetworkFile> {
         self.files.iter().find(|file| file.name == name)
     }
+}
+
+/// Returns whether there is no directory.
+pub(crate) fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
 /// Accepts `.conf`, `.conflist` and `.json` (containerd/go-cni `loadFromConfDir`, cri-o/ocicni `loadNetworks`).
@@ -145,7 +155,10 @@ pub(crate) fn below(root: &Path, path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::{
+        ffi::OsStr,
+        os::unix::{ffi::OsStrExt as _, fs::symlink},
+    };
 
     use super::*;
 
@@ -177,7 +190,8 @@ mod tests {
         assert_eq!(names, [".conf", "10-a.conflist", "a.json", "b.conf"]);
         let file = root.path().join("file");
         fs::write(&file, LIST).unwrap();
-        assert!(Directory::read(root.path(), Path::new("/file")).is_err());
+        let read = Directory::read(root.path(), Path::new("/file")).unwrap();
+        assert!(read.files.is_empty());
     }
 
     #[test]
@@ -200,8 +214,13 @@ mod tests {
         let why = |name: &str| file(name).loaded.as_ref().unwrap_err();
         assert_eq!(*why("30-c.conflist"), Malformed::Dangling("/gone".into()));
         assert_eq!(*why("40-d.conf"), Malformed::NoFile);
-        symlink("loop.conf", store.join("loop.conf")).unwrap();
-        assert!(Directory::read(root.path(), Path::new("/net.d")).is_err());
+        symlink("50-e.conf", store.join("50-e.conf")).unwrap();
+        fs::write(store.join(OsStr::from_bytes(b"60-\xff.conflist")), LIST).unwrap();
+        let files = read(root.path());
+        let file = |name: &str| files.iter().find(|file| file.name == name).unwrap();
+        let why = |name: &str| file(name).loaded.as_ref().unwrap_err();
+        assert!(matches!(why("50-e.conf"), Malformed::Unreadable(_)));
+        assert_eq!(*why("60-\u{fffd}.conflist"), Malformed::Name);
     }
 
     #[test]

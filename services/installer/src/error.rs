@@ -2,6 +2,14 @@ use std::{io, path::PathBuf, time::Duration};
 
 use crate::plan::PlanError;
 
+/// While the file cannot be read, nothing is changed, because the file may name other directories.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {}, which may set the runtime's CNI directories: {problem}", .path.display())]
+pub struct RuntimeError {
+    pub path: PathBuf,
+    pub problem: String,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum BinaryError {
     #[error("cannot read the plugin {}, which the setting plugin_source names", .path.display())]
@@ -12,6 +20,8 @@ pub enum BinaryError {
     ReadOnly(PathBuf),
     #[error("cannot write {}", .path.display())]
     Write { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
     /// The installer installs no file that it cannot record.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -55,6 +65,11 @@ pub enum ChainError {
     Write { path: PathBuf, source: io::Error },
     #[error("waiting for the plugin binary")]
     NoPlugin,
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    /// Each change is followed once a second at most.
+    #[error("waiting a second before {files} follows the next change")]
+    Following { files: String, wait: Duration },
     #[error("the plugin in {} does not work: {problem}", .dir.display())]
     Plugin { dir: PathBuf, problem: String },
     #[error(

@@ -7,12 +7,14 @@ use std::{
     path::Path,
 };
 
-use inpod_service::remove_if_exists;
+use inpod_service::{read_bounded_nofollow, remove_if_exists};
 use nix::{
     errno::Errno,
     fcntl::{AT_FDCWD, RenameFlags, renameat2},
 };
 use tempfile::TempPath;
+
+use crate::directory::{MAX_BYTES, is_missing};
 
 /// The suffix of temporary files, which no runtime loads.
 const TEMPORARY_SUFFIX: &str = ".inpod.tmp";
@@ -56,19 +58,19 @@ pub(crate) fn replace(
     match exchange(&temporary, &target) {
         Ok(()) => {}
         // File systems without support for the exchange (NFS, some FUSE): compare the content just before the rename.
-        Err(Errno::EINVAL | Errno::ENOSYS) if fs::read(&target)? == expected => {
+        Err(Errno::EINVAL | Errno::ENOSYS) if is_content(&target, expected) => {
             return Ok(rename(temporary, dir, name)?);
         }
         Err(Errno::EINVAL | Errno::ENOSYS) => return Err(ReplaceError::Raced),
         Err(error) => return Err(io::Error::from(error).into()),
     }
     // After the exchange, the temporary name holds the old content.
-    if fs::read(&temporary)? == expected {
+    if is_content(&temporary, expected) {
         return Ok(sync_dir(dir)?);
     }
     // Restores the owner's content. If the owner wrote again in the meantime, the last write wins.
     exchange(&temporary, &target).map_err(io::Error::from)?;
-    if fs::read(&temporary)? != content {
+    if !is_content(&temporary, content) {
         exchange(&temporary, &target).map_err(io::Error::from)?;
     }
     Err(ReplaceError::Raced)
@@ -78,15 +80,40 @@ fn exchange(one: &Path, other: &Path) -> nix::Result<()> {
     renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE)
 }
 
-pub(crate) fn remove_synced(dir: &Path, name: &str) -> io::Result<()> {
-    remove_if_exists(&dir.join(name))?;
-    sync_dir(dir)
+/// Removes a file that has the expected content, if there is any expectation.
+pub(crate) fn remove(dir: &Path, name: &str, expected: Option<&[u8]>) -> Result<(), ReplaceError> {
+    let target = dir.join(name);
+    let Some(expected) = expected else {
+        remove_if_exists(&target)?;
+        return Ok(sync_dir(dir)?);
+    };
+    let temporary = write_temporary(dir, name, &[], |_| Ok(()))?;
+    fs::rename(&target, &temporary)?;
+    if is_content(&temporary, expected) {
+        return Ok(sync_dir(dir)?);
+    }
+    // The owner's newer file goes back, unless the owner has written again.
+    match renameat2(
+        AT_FDCWD,
+        &*temporary,
+        AT_FDCWD,
+        &target,
+        RenameFlags::RENAME_NOREPLACE,
+    ) {
+        Ok(()) | Err(Errno::EEXIST) => Err(ReplaceError::Raced),
+        Err(error) => Err(io::Error::from(error).into()),
+    }
+}
+
+/// Returns whether the file is regular and has the content.
+fn is_content(path: &Path, expected: &[u8]) -> bool {
+    read_bounded_nofollow(path, MAX_BYTES).is_ok_and(|found| found == expected)
 }
 
 /// Removes the temporary files that a killed installer left behind.
 pub(crate) fn remove_temporaries(dir: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if is_missing(&error) => return Ok(()),
         other => other?,
     };
     for entry in entries {

@@ -38,13 +38,17 @@ pub struct Plugin {
 /// The fields that libcni reads in the configuration of each plugin (`types.PluginConf`), with their types.
 #[expect(dead_code, reason = "only the types are checked")]
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "lowercase")]
 struct Conf {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    #[serde(rename = "cniversion")]
     cni_version: Option<String>,
     name: Option<String>,
     capabilities: Option<BTreeMap<String, Option<bool>>>,
     ipam: Option<Ipam>,
     dns: Option<Dns>,
+    #[serde(rename = "prevresult")]
     prev_result: Option<BTreeMap<String, Value>>,
 }
 
@@ -195,17 +199,18 @@ impl Conflist {
 }
 
 impl Plugin {
-    /// Reads the type, whose key may have any case, as Go accepts for fields of structs.
+    /// Reads the fields of the configuration that libcni reads.
     pub(crate) fn new(text: Box<RawValue>) -> Result<Self, String> {
-        let members: IndexMap<String, &RawValue> =
+        let members: IndexMap<String, Value> =
             serde_json::from_str(text.get()).map_err(|_| "is not an object".to_owned())?;
-        let named = |(key, _): &(&String, &&RawValue)| key.eq_ignore_ascii_case("type");
-        let kind = members.iter().rev().find(named);
-        let kind = kind.and_then(|(_, value)| serde_json::from_str::<String>(value.get()).ok());
-        let kind = kind
-            .filter(|kind| !kind.is_empty())
-            .ok_or_else(|| "has no `type`".to_owned())?;
-        serde_json::from_str::<Conf>(text.get()).map_err(|error| format!("is invalid: {error}"))?;
+        // Go ignores the case of these keys, and takes the last of equal ones.
+        let members = members
+            .into_iter()
+            .map(|(key, value)| (key.to_ascii_lowercase(), value));
+        let conf: Conf = serde_json::from_value(members.collect())
+            .map_err(|error| format!("is invalid: {error}"))?;
+        let kind = conf.kind.filter(|kind| !kind.is_empty());
+        let kind = kind.ok_or_else(|| "has no `type`".to_owned())?;
         Ok(Self { kind, text })
     }
 

@@ -31,6 +31,10 @@ pub enum Malformed {
     Dangling(PathBuf),
     #[error("it is no regular file")]
     NoFile,
+    #[error("its name is not UTF-8: rename it")]
+    Name,
+    #[error("it cannot be read: {0}")]
+    Unreadable(String),
 }
 
 #[derive(Debug, thiserror::Error)]

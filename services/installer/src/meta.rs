@@ -40,27 +40,43 @@ impl Conflist {
             if plugin.kind == INPOD_CNI {
                 calls.push(plugin.clone());
             } else if self.meta().is_some() {
-                let inline = take_calls(&mut value(plugin)).into_iter();
+                let mut text = value(plugin);
+                // Multus calls the one or the other.
+                if let Some(members) = text.as_object_mut()
+                    && members.contains_key("clusterNetwork")
+                {
+                    members.remove("delegates");
+                }
+                let inline = take_calls(&mut text).into_iter();
                 calls.extend(inline.filter_map(|call| Plugin::new(to_raw_value(&call).ok()?).ok()));
             }
         }
         calls
     }
 
-    /// Returns the name of the file with the network that the meta plugin calls (`clusterNetwork` of Multus).
-    pub fn called_file(&self) -> Option<String> {
+    /// Returns the name of the file in `conf_dir` with the network that the meta plugin calls (`clusterNetwork` of Multus,
+    /// a path in the mount namespace of Multus).
+    pub fn called_file(&self, conf_dir: &Path) -> Option<String> {
         let text = value(self.plugins.first()?);
         let path = Path::new(text.get("clusterNetwork")?.as_str()?);
-        Some(path.file_name()?.to_string_lossy().into_owned())
+        let dir = conf_dir.strip_prefix("/").unwrap_or(conf_dir);
+        let name = path
+            .file_name()
+            .filter(|_| path.parent().is_some_and(|it| it.ends_with(dir)));
+        Some(name?.to_string_lossy().into_owned())
     }
 
-    /// Returns the file without inpod in what the meta plugin calls, with `primary` instead of the file `own`, or `None` if
+    /// Returns the file without inpod in what the meta plugin calls, with `primary` instead of inpod's file, or `None` if
     /// nothing of it is left to change.
-    pub(crate) fn without_calls(&self, own: &str, primary: &str) -> Option<Vec<u8>> {
+    pub(crate) fn without_calls(&self, own: &Path, primary: Option<&str>) -> Option<Vec<u8>> {
         let first = self.plugins.first().filter(|_| self.meta().is_some())?;
         let mut text = value(first);
         let mut is_changed = !take_calls(&mut text).is_empty();
-        if self.called_file().as_deref() == Some(own) && !primary.is_empty() {
+        let called = own.parent().and_then(|dir| self.called_file(dir));
+        let is_own = own
+            .file_name()
+            .is_some_and(|name| called.is_some_and(|it| *name == *it));
+        if let Some(primary) = primary.filter(|_| is_own) {
             let called = text.get_mut("clusterNetwork")?;
             *called = Path::new(called.as_str()?)
                 .with_file_name(primary)

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use inpod_cni::version::SpecVersion;
 
 use crate::{
-    Conflist, Directory, ISTIO_CNI, Malformed, NetworkFile, Plugin, Runtime,
+    Conflist, Directory, INPOD_CNI, ISTIO_CNI, Malformed, NetworkFile, Plugin, Runtime,
     config::Config,
+    directory::MAX_BYTES,
     entry,
     mode::Mode,
     record::{ChangedFile, Record},
@@ -22,6 +23,8 @@ pub struct Plan {
     pub files: Files,
     /// The files that differ because of inpod after the plan. The other files belong to their owners again.
     pub changed: BTreeMap<String, ChangedFile>,
+    /// The file whose network inpod's copy has.
+    pub joined: Option<String>,
 }
 
 /// The reason why there is no plan, or why the plan had no effect. The installer changes nothing in the meantime.
@@ -76,8 +79,19 @@ pub enum PlanError {
         kind: String,
         wanted: String,
     },
-    #[error("{0} is a symbolic link, which mode=in-place would replace by a file: set mode=owned")]
+    #[error(
+        "{0} is a symbolic link, which inpod does not replace by a file: set mode=owned, and remove an entry of inpod from the link's target"
+    )]
     Link(String),
+    /// A list that inpod makes of the single configuration would have the name of the other.
+    #[error(
+        "{file} and {other} are both there, and inpod would have to replace {other}: remove the outdated one"
+    )]
+    Twofold { file: String, other: String },
+    #[error("owned_file {0} exists already and is not inpod's: set owned_file to another name")]
+    Foreign(String),
+    #[error("{file} calls {owned}, and no other network is known: set another one there first")]
+    StillCalled { file: String, owned: String },
     #[error(
         "{file} calls inpod-cni {calls} times for each pod: remove inpod's entry from all places but one"
     )]
@@ -98,6 +112,8 @@ pub struct DesiredChain {
     pub(crate) runtime: Runtime,
     /// The versions of the CNI spec that the installed plugin speaks.
     pub(crate) spoken: Vec<String>,
+    /// What reversals restore while inpod stays.
+    pub(crate) restore: Restore,
 }
 
 impl DesiredChain {
@@ -111,6 +127,7 @@ impl DesiredChain {
             standalone: entry::standalone(config),
             runtime: Runtime::default(),
             spoken: SpecVersion::ALL.map(|it| it.as_str().to_owned()).into(),
+            restore: Restore::Everything,
         }
     }
 
@@ -124,19 +141,34 @@ impl DesiredChain {
             desired: self,
             directory,
             record,
-            restore: Restore::Everything,
+            restore: self.restore,
         };
+        let mut joined = None;
         let mut wanted = match self.mode {
-            Mode::Owned => planner.owned()?,
+            Mode::Owned => {
+                let (files, primary) = planner.owned()?;
+                joined = Some(primary);
+                files
+            }
             Mode::InPlace => planner.in_place()?,
             Mode::Standalone => planner.standalone(),
         };
         wanted.extend(planner.istio_files().map(|name| (name, None)));
-        Ok(planner.plan_for(wanted))
+        let plan = planner.plan_for(wanted)?;
+        Ok(Plan { joined, ..plan })
     }
 
     /// Computes the files as they are without inpod.
-    pub fn removal(&self, directory: &Directory, record: &Record, restore: Restore) -> Plan {
+    ///
+    /// # Errors
+    ///
+    /// Fails if inpod's entry cannot be removed.
+    pub fn removal(
+        &self,
+        directory: &Directory,
+        record: &Record,
+        restore: Restore,
+    ) -> Result<Plan, PlanError> {
         let planner = Planner {
             desired: self,
             directory,
@@ -159,11 +191,12 @@ impl DesiredChain {
             return is_there.then_some(()).ok_or_else(missing);
         }
         let (file, list) = self.first_network(&directory.files)?;
-        let kind = list.meta();
-        match list.calls().as_slice() {
+        let called = list.called_file(&self.runtime.conf_dir);
+        let called = called.and_then(|name| directory.file(&name)?.list());
+        let calls = called.map(Conflist::calls).unwrap_or_default();
+        match [list.calls(), calls].concat().as_slice() {
             [call] if call.is_equal(&self.entry) => Ok(()),
-            [] | [_] => match kind {
-                Some(_) if self.is_in_called_file(list, directory) => Ok(()),
+            [] | [_] => match list.meta() {
                 Some(kind) => Err(PlanError::NotCalled {
                     file: file.name.clone(),
                     kind: kind.to_owned(),
@@ -176,15 +209,6 @@ impl DesiredChain {
                 calls: calls.len(),
             }),
         }
-    }
-
-    /// Returns whether the meta plugin's list names a file that calls inpod once, and itself holds no entry.
-    fn is_in_called_file(&self, list: &Conflist, directory: &Directory) -> bool {
-        let file = list.called_file().filter(|_| list.calls().is_empty());
-        let called = file.and_then(|name| directory.file(&name)?.list());
-        called.is_some_and(
-            |called| matches!(called.calls().as_slice(), [call] if call.is_equal(&self.entry)),
-        )
     }
 
     /// Returns the name of the file that a meta plugin should call.
@@ -230,7 +254,8 @@ pub(crate) struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn owned(&self) -> Result<Files, PlanError> {
+    /// Returns inpod's copy, and the name of the copied file.
+    fn owned(&self) -> Result<(Files, String), PlanError> {
         let runtime = &self.desired.runtime;
         if runtime.networks != 1 {
             let file = runtime.source.as_ref();
@@ -239,36 +264,45 @@ impl<'a> Planner<'a> {
                 networks: runtime.networks,
             });
         }
-        let meta = self.leading_meta();
-        let (file, list) = self.primary(meta)?;
+        let (file, list) = self.primary()?;
         let owned = self.desired.owned_file.clone();
+        let is_ours = |list: &Conflist| list.plugin(INPOD_CNI).is_some();
+        let present = self.directory.file(&owned).and_then(NetworkFile::list);
+        if !self.record.files.contains_key(&owned) && present.is_some_and(|list| !is_ours(list)) {
+            return Err(PlanError::Foreign(owned));
+        }
         // Runtimes load inpod's file first, or a meta plugin that calls inpod's file.
-        let mut others = self.candidates().skip(usize::from(meta.is_some()));
+        let mut others = self.candidates().filter(|(_, list)| list.meta().is_none());
         if let Some((other, _)) = others.next().filter(|(other, _)| other.name <= owned) {
             let other = other.name.clone();
             return Err(PlanError::SortsBehind { owned, other });
         }
-        if let Some((meta, kind)) = meta.filter(|(meta, _)| owned < meta.name) {
+        if let Some((meta, kind)) = self.leading_meta().filter(|(meta, _)| owned < meta.name) {
             let (other, kind) = (meta.name.clone(), kind.to_owned());
             return Err(PlanError::SortsBefore { owned, other, kind });
         }
-        let list = self.spoken_list(file, list)?;
-        let content = list.with(&self.desired.entry, ISTIO_CNI);
-        Ok([(owned, Some(content))].into())
+        let content = self.joined_list(file, list)?;
+        Ok(([(owned, Some(content))].into(), file.name.clone()))
     }
 
     fn in_place(&self) -> Result<Files, PlanError> {
-        let (file, list) = self.primary(None)?;
+        let (file, list) = self.primary()?;
         if file.is_link {
             return Err(PlanError::Link(file.name.clone()));
         }
         // What a meta plugin calls stands in its file, too, and a pod's chain calls inpod once.
         let left = self.without_calls(file);
         let left = left.and_then(|text| NetworkFile::new(file.name.clone(), text).loaded.ok());
-        let list = self.spoken_list(file, left.as_ref().unwrap_or(list))?;
-        let content = list.with(&self.desired.entry, ISTIO_CNI);
+        let content = self.joined_list(file, left.as_ref().unwrap_or(list))?;
         let stem = stem(&file.name);
-        let mut files = Files::from([(format!("{stem}.conflist"), Some(content))]);
+        let other = format!("{stem}.conflist");
+        let known = self.record.files.get(&other);
+        let is_ours = known.is_some_and(|known| known.before.is_none());
+        if list.is_single && !is_ours && self.directory.file(&other).is_some() {
+            let file = file.name.clone();
+            return Err(PlanError::Twofold { file, other });
+        }
+        let mut files = Files::from([(other, Some(content))]);
         for single in [format!("{stem}.conf"), format!("{stem}.json")] {
             // The list was made from this single configuration, which must not come back.
             if file.name == single || self.is_removed(&single) {
@@ -293,36 +327,33 @@ impl<'a> Planner<'a> {
         files.filter(is_istio_file).map(|file| file.name)
     }
 
-    /// Returns the file with the network that inpod joins, which is not the file of the meta plugin `meta`.
-    fn primary(
-        &self,
-        meta: Option<(&NetworkFile, &str)>,
-    ) -> Result<(&'a NetworkFile, &'a Conflist), PlanError> {
-        let is_meta = |file: &NetworkFile| meta.is_some_and(|(meta, _)| meta.name == file.name);
+    /// Returns the file with the network that inpod joins. A copy is never that of a meta plugin, which makes no network.
+    fn primary(&self) -> Result<(&'a NetworkFile, &'a Conflist), PlanError> {
+        let is_joinable = |file: &NetworkFile| self.desired.mode != Mode::Owned || !file.is_meta();
+        let only_meta = |file: &NetworkFile, kind: &str| PlanError::OnlyMeta {
+            file: file.name.clone(),
+            kind: kind.to_owned(),
+        };
         let (file, list) = match &self.desired.primary_file {
             Some(name) => {
                 // The owner may have turned the file into a list or back, or the installer may have made the list.
                 let found = self.candidates().find(|(file, _)| file.name == *name);
-                let sibling = || {
-                    self.candidates()
-                        .find(|(file, _)| stem(&file.name) == stem(name))
-                };
-                let found = found.or_else(sibling);
+                let sibling = |(file, _): &(&NetworkFile, _)| stem(&file.name) == stem(name);
+                let found = found.or_else(|| self.candidates().find(sibling));
                 found.ok_or_else(|| PlanError::NoSuchPrimary(name.clone()))?
             }
             None => {
-                let files = self.foreign_files().filter(|file| !is_meta(file));
-                self.desired
-                    .first_network(files)
-                    .map_err(|error| match (error, meta) {
-                        (PlanError::NoPrimary, Some((meta, kind))) => PlanError::OnlyMeta {
-                            file: meta.name.clone(),
-                            kind: kind.to_owned(),
-                        },
-                        (error, _) => error,
-                    })?
+                let files = self.foreign_files().filter(|file| is_joinable(file));
+                let found = self.desired.first_network(files);
+                found.map_err(|error| match (error, self.leading_meta()) {
+                    (PlanError::NoPrimary, Some((meta, kind))) => only_meta(meta, kind),
+                    (error, _) => error,
+                })?
             }
         };
+        if let Some(kind) = list.meta().filter(|_| !is_joinable(file)) {
+            return Err(only_meta(file, kind));
+        }
         Ok(self.rewritten_single(file).unwrap_or((file, list)))
     }
 
@@ -332,20 +363,26 @@ impl<'a> Planner<'a> {
         Some((file, list.meta()?))
     }
 
-    /// Returns the list in versions that the plugin speaks.
-    fn spoken_list(&self, file: &NetworkFile, list: &Conflist) -> Result<Conflist, PlanError> {
+    /// Returns the list with inpod's entry, in versions that the plugin speaks.
+    fn joined_list(&self, file: &NetworkFile, list: &Conflist) -> Result<Vec<u8>, PlanError> {
         let spoken = &self.desired.spoken;
         let version = list.versions.first().map_or("", String::as_str);
         // A missing version is 0.1.0, and runtimes hand on the empty text.
         let needed = if version.is_empty() { "0.1.0" } else { version };
-        if spoken.iter().any(|it| it == needed) {
-            return Ok(list.speaking(spoken));
+        let file = file.name.clone();
+        if !spoken.iter().any(|it| it == needed) {
+            return Err(PlanError::Version {
+                file,
+                version: version.to_owned(),
+                spoken: spoken.clone(),
+            });
         }
-        Err(PlanError::Version {
-            file: file.name.clone(),
-            version: version.to_owned(),
-            spoken: spoken.clone(),
-        })
+        let content = list.speaking(spoken).with(&self.desired.entry, ISTIO_CNI);
+        if u64::try_from(content.len()).is_ok_and(|length| length > MAX_BYTES) {
+            let why = Malformed::TooLarge;
+            return Err(PlanError::Invalid { file, why });
+        }
+        Ok(content)
     }
 
     /// Returns the single configuration that its owner wrote anew after inpod replaced it by a list.
@@ -394,7 +431,7 @@ pub(crate) fn is_istio_file(file: &NetworkFile) -> bool {
     })
 }
 
-fn stem(name: &str) -> &str {
+pub(crate) fn stem(name: &str) -> &str {
     name.rsplit_once('.').map_or(name, |(stem, _)| stem)
 }
 

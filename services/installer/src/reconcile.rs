@@ -19,10 +19,10 @@ use crate::{
     binary::{self, FileStamps},
     config::Config,
     directory::{below, resolve},
-    error::{BinaryError, ChainError, RecordError},
+    error::{BinaryError, ChainError, RecordError, RuntimeError},
     files, known_conflicts,
     metrics::Metrics,
-    plan::{DesiredChain, Plan},
+    plan::{DesiredChain, Plan, PlanError},
     record::Record,
     removal::Restore,
     steps::{self, Cause, Step},
@@ -33,6 +33,12 @@ use crate::{
 pub(crate) const COALESCE_DELAY: Duration = Duration::from_millis(5);
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The least time between two changes that follow the primary.
+const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The number of races with the owner of a file that are repeated at once.
+const MAX_RACES: u32 = 10;
 
 /// Changes the CNI directories, and remembers the changes that were made.
 #[derive(Debug)]
@@ -48,15 +54,16 @@ pub struct Installer {
     last_problem: String,
     /// The stamps with which the installed plugin was found current.
     verified: Option<FileStamps>,
-    /// The stamps of the plugin that was asked for its versions.
-    asked: Option<FileStamps>,
+    /// The time of the last change that followed the primary.
+    followed: Option<Instant>,
+    races: u32,
     /// The lock that excludes other installers on this node.
     _lock: Flock<fs::File>,
 }
 
 #[derive(Debug)]
 pub struct Outcome {
-    pub(crate) conditions: [(&'static str, Result<(), String>); 4],
+    pub(crate) conditions: [(&'static str, Result<(), String>); 5],
     /// The delay of the next reconcile, unless an event comes first.
     pub(crate) retry_after: Option<Duration>,
 }
@@ -80,7 +87,7 @@ impl Installer {
         files::remove_temporaries(&dir)
             .with_context(|| format!("cannot clean up {}", dir.display()))?;
         let mut desired = DesiredChain::new(&config);
-        desired.runtime = find_runtime(&config);
+        desired.runtime = find_runtime(&config).unwrap_or_default();
         Ok(Self {
             _lock: lock,
             record: Record::read(&dir)?,
@@ -91,7 +98,8 @@ impl Installer {
                 .cloned()
                 .unwrap_or_default(),
             desired,
-            asked: None,
+            followed: None,
+            races: 0,
             backoff: Backoff::default(),
             verified: None,
             last_problem: String::new(),
@@ -101,7 +109,6 @@ impl Installer {
     }
 
     pub(crate) fn reconcile(&mut self, now: Instant) -> Outcome {
-        self.desired.runtime = find_runtime(&self.config);
         let binary = self.reconcile_binary();
         // The chain waits for the plugin, because an entry without a plugin fails every pod. If the entry exists
         // already, there is nothing to wait for.
@@ -110,10 +117,14 @@ impl Installer {
         } else {
             Err(ChainError::NoPlugin)
         };
+        let is_raced = matches!(chain, Err(ChainError::Raced(_)));
+        self.races = if is_raced { self.races + 1 } else { 0 };
         let retry_after = match &chain {
             Ok(()) => binary.is_err().then_some(RETRY_INTERVAL),
-            Err(ChainError::Raced(_)) => Some(COALESCE_DELAY),
-            Err(ChainError::Contested { wait, .. }) => Some(*wait),
+            Err(ChainError::Raced(_)) if self.races <= MAX_RACES => Some(COALESCE_DELAY),
+            Err(ChainError::Contested { wait, .. } | ChainError::Following { wait, .. }) => {
+                Some(*wait)
+            }
             Err(_) => Some(RETRY_INTERVAL),
         };
         let binary = binary.map_err(|error| with_causes(&error));
@@ -124,6 +135,7 @@ impl Installer {
             ("chain", chain),
             ("reboot", self.check_reboot()),
             ("handlers", self.check_handlers()),
+            ("runtime", self.check_runtime()),
         ];
         Outcome {
             conditions,
@@ -147,7 +159,7 @@ impl Installer {
         match volatile_file_system(&self.config.host_root, dir) {
             None => Ok(()),
             Some(file_system) => Err(format!(
-                "{} does not survive a reboot ({file_system}): pods then start outside the mesh until inpod runs, so this node needs the start-up taint",
+                "{} does not survive a reboot ({file_system}): pods then start outside the mesh until inpod runs, so use the start-up taint, and drain the node before a reboot",
                 dir.display()
             )),
         }
@@ -169,21 +181,53 @@ impl Installer {
             return Ok(());
         }
         Err(format!(
-            "pods start without inpod with the runtime handler {}: remove its cni_conf_dir, or add inpod's entry to the first file there",
+            "pods start without inpod with the runtime handler {}: remove its cni_conf_dir",
             named.join(", ")
         ))
     }
 
+    /// Checks that the settings name directories of the runtime.
+    fn check_runtime(&self) -> Result<(), String> {
+        let (found, _) = Runtime::find(&self.config.host_root, self.config.conf_dir.as_deref());
+        let Some(source) = &found.source else {
+            return Ok(());
+        };
+        let used = &self.desired.runtime;
+        let is_one =
+            |dir: &Path, dirs: &[PathBuf]| dirs.iter().any(|other| self.at(other) == self.at(dir));
+        let conf_dirs = [found.conf_dir];
+        let wrong = [
+            ("conf_dir", &used.conf_dir, &conf_dirs[..]),
+            ("bin_dir", &self.bin, &found.bin_dirs),
+        ];
+        let wrong = wrong.into_iter().find(|(_, dir, dirs)| !is_one(dir, dirs));
+        wrong.map_or(Ok(()), |(setting, dir, dirs)| {
+            Err(format!(
+                "{setting} is {}, but {} sets {}: set {setting} to the runtime's",
+                dir.display(),
+                source.display(),
+                dirs.iter()
+                    .map(|dir| dir.display().to_string())
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            ))
+        })
+    }
+
     /// Installs the plugin in the first directory of the runtime's search that allows it.
     fn reconcile_binary(&mut self) -> Result<(), BinaryError> {
+        // Until the file can be read, the directories of the last reconcile stay, and nothing is changed.
+        self.desired.runtime = find_runtime(&self.config)?;
         let mut first_error = None;
         for dir in self.desired.runtime.bin_dirs.clone() {
             self.bin = dir;
             match self.install() {
                 // The runtime would find an outdated plugin there before one in a later directory.
-                Err(error @ (BinaryError::NoDirectory(_) | BinaryError::ReadOnly(_)))
-                    if !self.at(&self.bin).join(INPOD_CNI).exists() =>
-                {
+                Err(
+                    error @ (BinaryError::NoDirectory(_)
+                    | BinaryError::ReadOnly(_)
+                    | BinaryError::Unusable { .. }),
+                ) if !self.at(&self.bin).join(INPOD_CNI).exists() => {
                     first_error = first_error.or(Some(error));
                 }
                 result => return result,
@@ -231,31 +275,39 @@ impl Installer {
         installed
     }
 
-    /// Asks the installed plugin for its versions, if the file has changed.
-    fn ask_versions(&mut self) -> Result<(), ChainError> {
-        let dir = self.at(&self.bin);
-        let stamps = FileStamps::of(&self.config.plugin_source, &dir);
-        if stamps.is_none() || stamps != self.asked {
-            let versions = binary::ask_versions(&dir.join(INPOD_CNI));
-            self.desired.spoken = versions.map_err(|problem| ChainError::Plugin {
-                dir: self.bin.clone(),
-                problem,
-            })?;
-            self.asked = stamps;
-        }
-        Ok(())
-    }
-
     fn reconcile_chain(&mut self, now: Instant) -> Result<(), ChainError> {
-        self.ask_versions()?;
+        find_runtime(&self.config)?;
+        // A directory can become noexec, so the plugin is asked each time.
+        let versions = binary::ask_versions(&self.at(&self.bin).join(INPOD_CNI));
+        self.desired.spoken = versions.map_err(|problem| ChainError::Plugin {
+            dir: self.bin.clone(),
+            problem,
+        })?;
+        // Without its plugin, istio-cni's entry would fail every pod.
+        self.desired.restore = if self.has_istio_cni() {
+            Restore::Everything
+        } else {
+            Restore::ExceptIstioCni
+        };
         let conf = self.desired.runtime.conf_dir.clone();
         if !self.record.files.is_empty() && Path::new(&self.record.conf_dir) != conf {
-            self.leave_chain(Restore::Everything)?;
+            self.leave_chain(self.desired.restore)?;
         }
         let directory = self.clean_directory(&conf)?;
-        let plan = self.desired.plan(&directory, &self.record)?;
+        let planned = self.desired.plan(&directory, &self.record);
+        if matches!(planned, Err(PlanError::Networks { .. })) {
+            // With the copy, pods would have one network twice.
+            self.leave_chain(self.desired.restore)?;
+        }
+        let plan = planned?;
         let steps = steps::diff(&plan, &directory, &self.record);
-        let is_contested = steps.iter().any(|step| step.cause != Cause::First);
+        let has = |cause| steps.iter().any(|step| step.cause == cause);
+        let (is_contested, is_following) = (has(Cause::TakenAway), has(Cause::Followed));
+        let next = self.followed.map(|last| last + FOLLOW_INTERVAL);
+        if let Some(next) = next.filter(|next| is_following && now < *next) {
+            let (files, wait) = (step_names(&steps), next.duration_since(now));
+            return Err(ChainError::Following { files, wait });
+        }
         let wait = self.backoff.delay(now);
         if is_contested && !wait.is_zero() {
             self.metrics.contended();
@@ -271,6 +323,9 @@ impl Installer {
         if is_contested {
             self.backoff.record_rewrite(now);
         }
+        if is_following {
+            self.followed = Some(now);
+        }
         let directory = Directory::read(&self.config.host_root, &conf)?;
         Ok(self.desired.check_effective(&directory)?)
     }
@@ -282,7 +337,7 @@ impl Installer {
             dir => dir.into(),
         };
         let directory = self.clean_directory(&conf)?;
-        let plan = self.desired.removal(&directory, &self.record, restore);
+        let plan = self.desired.removal(&directory, &self.record, restore)?;
         let steps = steps::diff(&plan, &directory, &self.record);
         self.apply(&conf, &plan, &steps)?;
         for file in steps.iter().map(|step| &step.name) {
@@ -313,7 +368,10 @@ impl Installer {
             self.metrics.rewritten(cause);
             tracing::info!(file = step.name, cause, "Changed the chain");
         }
-        self.update_record(|record| record.files.clone_from(&plan.changed))?;
+        self.update_record(|record| {
+            record.files.clone_from(&plan.changed);
+            record.joined.clone_from(&plan.joined);
+        })?;
         Ok(())
     }
 
@@ -365,16 +423,21 @@ fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
 }
 
 /// Returns the runtime, with the directories from the settings if these are set.
-fn find_runtime(config: &Config) -> Runtime {
+///
+/// # Errors
+///
+/// Fails if a file that may set the directories cannot be read.
+fn find_runtime(config: &Config) -> Result<Runtime, RuntimeError> {
     let (mut runtime, unreadable) = Runtime::find(&config.host_root, config.conf_dir.as_deref());
-    for (path, why) in unreadable {
-        tracing::debug!(path = %path.display(), why, "Cannot read the runtime's configuration");
+    let is_set = config.conf_dir.is_some() && config.bin_dir.is_some();
+    if let Some((path, problem)) = unreadable.into_iter().next().filter(|_| !is_set) {
+        return Err(RuntimeError { path, problem });
     }
     runtime.override_dirs(
         config.conf_dir.clone(),
         config.bin_dir.clone().into_iter().collect(),
     );
-    runtime
+    Ok(runtime)
 }
 
 pub(crate) fn step_names(steps: &[Step]) -> String {

@@ -21,6 +21,9 @@ pub struct Record {
     pub conf_dir: String,
     /// The changed files in `conf_dir`, by name.
     pub files: BTreeMap<String, ChangedFile>,
+    /// The file in `conf_dir` whose network inpod's copy has.
+    #[serde(default)]
+    pub joined: Option<String>,
     /// The path of the plugin on the host, if inpod installed the plugin.
     pub binary: Option<String>,
     /// The paths at which inpod installed the plugin before, because the runtime's directory moved.

@@ -1,10 +1,12 @@
 //! Computes what inpod's changes leave behind: the record of each change, and the files without inpod.
 
+use std::path::Path;
+
 use serde_json::value::RawValue;
 
 use crate::{
     INPOD_CNI, ISTIO_CNI, NetworkFile, Plugin,
-    plan::{Files, Plan, Planner, is_istio_file},
+    plan::{Files, Plan, PlanError, Planner, is_istio_file, stem},
     record::{ChangedFile, Content},
 };
 
@@ -21,7 +23,11 @@ pub enum Restore {
 
 impl Planner<'_> {
     /// Adds the reversal of all earlier changes to the wanted files. Without a wanted file, inpod leaves the directory.
-    pub(crate) fn plan_for(&self, wanted: Files) -> Plan {
+    ///
+    /// # Errors
+    ///
+    /// Fails if inpod's entry would stay in a file that is invalid, or behind a link.
+    pub(crate) fn plan_for(&self, wanted: Files) -> Result<Plan, PlanError> {
         let changed = wanted.iter().map(|(name, content)| {
             let changed = self.changed_file(name, content.as_deref());
             (name.clone(), changed)
@@ -42,7 +48,69 @@ impl Planner<'_> {
             let without_inpod = || self.without_inpod(file);
             files.entry(file.name.clone()).or_insert_with(without_inpod);
         }
-        Plan { files, changed }
+        let plan = Plan {
+            files,
+            changed,
+            joined: None,
+        };
+        self.check(&plan)?;
+        Ok(plan)
+    }
+
+    fn check(&self, plan: &Plan) -> Result<(), PlanError> {
+        for file in &self.directory.files {
+            let name = &file.name;
+            let Some(content) = plan.files.get(name) else {
+                continue;
+            };
+            let known = self.record.files.get(name);
+            if self.desired.is_own(name) || known.is_some_and(|known| known.own) {
+                continue;
+            }
+            let is_changed = content.as_ref() != Some(&file.content);
+            if file.is_link && is_changed {
+                return Err(PlanError::Link(name.clone()));
+            }
+            if let Err(why) = &file.loaded
+                && known.is_some_and(|known| known.ours.is_some() && !known.is_as_left(Some(file)))
+            {
+                let (file, why) = (name.clone(), why.clone());
+                return Err(PlanError::Invalid { file, why });
+            }
+        }
+        let owned = &self.desired.owned_file;
+        let is_removed = plan.files.get(owned) == Some(&None);
+        let calls_owned = |file: &&NetworkFile| {
+            let called = file
+                .list()
+                .and_then(|list| list.called_file(self.conf_dir()));
+            is_removed && called.as_ref() == Some(owned) && self.without_calls(file).is_none()
+        };
+        match self.directory.files.iter().find(calls_owned) {
+            Some(file) => Err(PlanError::StillCalled {
+                file: file.name.clone(),
+                owned: owned.clone(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn conf_dir(&self) -> &Path {
+        &self.desired.runtime.conf_dir
+    }
+
+    /// Returns whether inpod made a list of a single configuration, and its owner has replaced or removed the list since.
+    fn is_outdated(&self, name: &str, changed: &ChangedFile) -> bool {
+        let list = format!("{}.conflist", stem(name));
+        let made = self
+            .record
+            .files
+            .get(&list)
+            .filter(|made| made.ours.is_some());
+        let is_made = |made: &ChangedFile| {
+            made.before.is_none() && made.is_as_left(self.directory.file(&list))
+        };
+        changed.removed().is_some() && *name != list && made.is_some_and(|made| !is_made(made))
     }
 
     fn changed_file(&self, name: &str, content: Option<&[u8]>) -> ChangedFile {
@@ -73,6 +141,7 @@ impl Planner<'_> {
     fn reverted(&self, name: &str, changed: &ChangedFile) -> Option<Vec<u8>> {
         let content = match self.directory.file(name) {
             _ if changed.own => None,
+            None if self.is_outdated(name, changed) => None,
             file if changed.is_as_left(file) => Some(changed.before.as_ref()?.bytes().to_owned()),
             file => self.without_inpod(file?),
         };
@@ -111,10 +180,11 @@ impl Planner<'_> {
             let is_foreign = !self.desired.is_own(&file.name) && !is_istio_file(file);
             is_foreign && file.list().is_some() && !file.is_meta()
         };
-        let primary = self.directory.files.iter().find(is_primary);
-        let primary = primary.map_or("", |file| &file.name);
+        let first = || Some(&self.directory.files.iter().find(is_primary)?.name);
+        let primary = self.record.joined.as_ref().or_else(first);
+        let own = self.conf_dir().join(&self.desired.owned_file);
         file.list()?
-            .without_calls(&self.desired.owned_file, primary)
+            .without_calls(&own, primary.map(String::as_str))
     }
 }
 

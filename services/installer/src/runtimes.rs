@@ -9,7 +9,7 @@ use std::{
 use inpod_service::read_bounded_text;
 use toml::{Table, Value};
 
-use crate::directory::{MAX_BYTES, below, resolve};
+use crate::directory::{MAX_BYTES, resolve};
 
 /// The possible configuration files of containerd, in the order of the search.
 const CONTAINERD: [&str; 4] = [
@@ -29,6 +29,9 @@ const CRI: [&str; 3] = [
     "io.containerd.grpc.v1.cri",
     "cri",
 ];
+
+/// A limit far above what files have, since files may import each other.
+const MAX_IMPORT_DEPTH: u8 = 4;
 
 /// How the runtime of a node loads networks, with paths on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,19 +136,34 @@ struct Search<'a> {
 impl Search<'_> {
     fn containerd(&mut self, path: &Path) -> Option<Runtime> {
         let file = self.read(path)?;
+        let disabled = file.get("disabled_plugins").and_then(Value::as_array);
+        let mut disabled = disabled.into_iter().flatten().filter_map(Value::as_str);
+        if disabled.any(|name| CRI.contains(&name)) {
+            return None;
+        }
         let mut runtime = Runtime {
             source: Some(path.to_owned()),
             ..Runtime::default()
         };
-        runtime.override_by_containerd(&file);
+        self.override_with_imports(&mut runtime, path, &file, MAX_IMPORT_DEPTH);
+        Some(runtime)
+    }
+
+    fn override_with_imports(
+        &mut self,
+        runtime: &mut Runtime,
+        path: &Path,
+        file: &Table,
+        depth: u8,
+    ) {
+        runtime.override_by_containerd(file);
         for import in paths_of(file.get("imports")) {
             for path in self.matching_files(path, &import) {
-                if let Some(file) = self.read(&path) {
-                    runtime.override_by_containerd(&file);
+                if let Some(file) = self.read(&path).filter(|_| depth > 0) {
+                    self.override_with_imports(runtime, &path, &file, depth - 1);
                 }
             }
         }
-        Some(runtime)
     }
 
     fn crio(&mut self) -> Option<Runtime> {
@@ -202,10 +220,8 @@ impl Search<'_> {
 
     /// Lists the matching files of a directory, sorted by name.
     fn list_files(&self, dir: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBuf> {
-        let entries = fs::read_dir(below(self.root, dir))
-            .into_iter()
-            .flatten()
-            .flatten();
+        let entries = resolve(self.root, dir).and_then(fs::read_dir);
+        let entries = entries.into_iter().flatten().flatten();
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
         let mut names: Vec<_> = names.filter(|name| matches(name)).collect();
         names.sort();

@@ -45,13 +45,17 @@ impl Cause {
 pub fn diff(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
     let step = |(name, content): (&String, &Option<Vec<u8>>)| {
         let (known, file) = (record.files.get(name), directory.file(name));
+        let is_own = plan.changed.get(name).or(known).is_some_and(|it| it.own);
+        // In place of inpod's file, anything but a regular file is replaced.
+        let file = file.filter(|file| file.is_regular || !is_own);
+        let is_replaced = is_own && directory.file(name).is_some() && file.is_none();
         let expected = file.map(|file| file.content.clone());
         let cause = match known {
             None => Cause::First,
             Some(known) if known.is_as_left(file) => Cause::Followed,
             Some(_) => Cause::TakenAway,
         };
-        (expected != *content).then(|| Step {
+        (expected != *content || is_replaced).then(|| Step {
             name: name.clone(),
             expected,
             content: content.clone(),
@@ -67,7 +71,7 @@ pub fn diff(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
 pub fn apply(dir: &Path, step: &Step) -> Result<(), ChainError> {
     let (path, name) = (dir.join(&step.name), &step.name);
     let changed = match (&step.expected, &step.content) {
-        (_, None) => files::remove_synced(dir, name).map_err(ReplaceError::Io),
+        (expected, None) => files::remove(dir, name, expected.as_deref()),
         (Some(expected), Some(content)) => files::replace(dir, name, expected, content),
         (None, Some(content)) => {
             files::write(dir, name, content, step.mode).map_err(ReplaceError::Io)

@@ -161,7 +161,7 @@ fn remove_state(installer: &Installer) -> anyhow::Result<String> {
 }
 
 impl Installer {
-    fn has_istio_cni(&self) -> bool {
+    pub(crate) fn has_istio_cni(&self) -> bool {
         let mut dirs = self.desired.runtime.bin_dirs.iter().map(|dir| self.at(dir));
         dirs.any(|dir| dir.join(ISTIO_CNI).exists())
     }

@@ -69,7 +69,7 @@ pub(crate) fn networks(root: &HostFs, directory: &str) -> Observed<Option<Vec<Ne
     let read = Directory::read(&root.at("/"), directory.as_ref());
     let read = read.map_err(|error| with_causes(&error))?;
     let networks = read.files.iter().map(|file| Network {
-        plugins: plugins(file, &read),
+        plugins: plugins(file, &read, directory),
         file: file.name.clone(),
     });
     Ok(Some(networks.collect()))
@@ -84,9 +84,9 @@ pub(crate) fn renamed(root: &HostFs, directory: &str) -> Vec<String> {
 
 /// Returns the types of the plugins, behind a meta plugin also the types of inpod's entries in the networks that the meta
 /// plugin calls.
-fn plugins(file: &NetworkFile, directory: &Directory) -> Result<Vec<String>, String> {
+fn plugins(file: &NetworkFile, directory: &Directory, path: &str) -> Result<Vec<String>, String> {
     let list = file.loaded.as_ref().map_err(ToString::to_string)?;
-    let called = list.called_file();
+    let called = list.called_file(path.as_ref());
     let called = called.and_then(|name| directory.file(&name)?.list());
     let mut kinds: Vec<_> = list.plugins.iter().map(|it| it.kind.clone()).collect();
     let calls = list.calls().len() + called.map_or(0, |called| called.calls().len());

@@ -115,6 +115,8 @@ fn what_runtimes_accept_in_a_list_is_accepted() {
         ("b", "bridge")
     );
     assert_eq!(list.versions, ["0.4.0", "1.0.0", "1.1.0"]);
+    let text = r#"{"name":"n","plugins":[{"type":"b","ipam":{},"ipam":{"type":"i"}}]}"#;
+    assert!(Conflist::parse(text.as_bytes()).is_ok());
     let list = Conflist::parse(b"{\"name\":\"n\xff\",\"plugins\":[{\"type\":\"b\"}]}").unwrap();
     assert_eq!(
         (list.name.as_str(), list.versions.as_slice()),
@@ -188,7 +190,7 @@ const REFUSED: &[(&str, &str)] = &[
     ),
     (
         r#"{"name":"n","plugins":[{"type":"b","ipam":"x"}]}"#,
-        "plugin 0 of the list is invalid: invalid type: string \"x\", expected struct Ipam at line 1 column 22",
+        "plugin 0 of the list is invalid: invalid type: string \"x\", expected struct Ipam",
     ),
 ];
 

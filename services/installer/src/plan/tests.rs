@@ -57,6 +57,7 @@ impl World {
             );
         }
         self.record.files.clone_from(&plan.changed);
+        self.record.joined.clone_from(&plan.joined);
         steps.len()
     }
 
@@ -80,7 +81,7 @@ impl World {
         let plan = self
             .desired
             .removal(&self.directory(), &self.record, restore);
-        self.apply(&plan);
+        self.apply(&plan.unwrap());
         assert!(self.record.files.is_empty());
         assert_eq!(
             self.directory()
@@ -614,4 +615,168 @@ fn a_meta_plugin_is_never_copied() {
         &[("10-a.conflist", PRIMARY), ("99-multus.conf", MULTUS)],
     )
     .settle();
+}
+
+const NEWER: &str = r#"{"name":"newer","cniVersion":"1.0.0","plugins":[{"type":"ptp"}]}"#;
+
+impl World {
+    fn in_place(files: &[(&str, &str)]) -> Self {
+        let mut world = Self::new(&[("mode", "in-place")], files);
+        world.settle();
+        world
+    }
+
+    /// Returns why inpod cannot leave.
+    fn stuck(&self) -> PlanError {
+        let removal = self
+            .desired
+            .removal(&self.directory(), &self.record, Restore::Everything);
+        removal.expect_err("inpod's entry would stay")
+    }
+}
+
+#[test]
+fn an_uninstall_that_would_leave_the_entry_is_refused() {
+    let mut world = World::in_place(&[("10-a.conflist", PRIMARY)]);
+    let edited = world.files["10-a.conflist"].clone();
+    world.put("10-a.conflist", &edited.replace("\"k8s\",", "\"k8s\",,"));
+    assert!(matches!(world.stuck(), PlanError::Invalid { .. }));
+    world.put("10-a.conflist", &edited);
+    let mut directory = world.directory();
+    directory.files[0].is_link = true;
+    let removal = world
+        .desired
+        .removal(&directory, &world.record, Restore::Everything);
+    assert_eq!(removal, Err(PlanError::Link("10-a.conflist".to_owned())));
+    world.leave(Restore::Everything);
+    expect(&world, &[("10-a.conflist", PRIMARY)]);
+}
+
+#[test]
+fn a_single_configuration_stays_away_once_its_owner_has_moved_on() {
+    // The owner now writes a list of the same name itself.
+    let mut world = World::in_place(&[("10-a.conf", SINGLE)]);
+    world.put("10-a.conflist", NEWER);
+    world.settle();
+    world.leave(Restore::Everything);
+    expect(&world, &[("10-a.conflist", NEWER)]);
+    // The owner has removed the network, and another one is used.
+    let mut world = World::in_place(&[("10-a.conf", SINGLE), ("20-b.conflist", PRIMARY)]);
+    world.files.remove("10-a.conflist");
+    world.settle();
+    assert_eq!(world.types("20-b.conflist"), ["calico", "inpod-cni"]);
+    world.leave(Restore::Everything);
+    expect(&world, &[("20-b.conflist", PRIMARY)]);
+    // inpod would have to replace a list of somebody else.
+    let files = [("10-a.conf", SINGLE), ("10-a.conflist", NEWER)];
+    let world = World::new(&[("mode", "in-place")], &files);
+    assert!(matches!(world.problem(), PlanError::Twofold { .. }));
+}
+
+#[test]
+fn multus_gets_back_the_network_that_was_copied() {
+    let shim = |file: &str| SHIM.replace("DELEGATE", file);
+    let joined = shim("02-inpod.conflist");
+    let other = [
+        ("00-multus.conf", joined.as_str()),
+        ("20-b.conflist", NEWER),
+    ];
+    for (settings, primary) in [
+        (&[][..], "10-a.conflist"),
+        (&[("primary_file", "30-c.conflist")], "30-c.conflist"),
+    ] {
+        let mut files = other.to_vec();
+        files.push((primary, PRIMARY));
+        let mut world = World::new(settings, &files);
+        world.settle();
+        // Half a file does not make another network the node's.
+        world.put(primary, &PRIMARY[..40]);
+        world.leave(Restore::Everything);
+        assert!(
+            world.files["00-multus.conf"].contains(primary),
+            "{:?}",
+            world.files
+        );
+    }
+    let mut world = World::new(
+        &[],
+        &[("00-multus.conf", &joined), ("10-a.conflist", PRIMARY)],
+    );
+    world.settle();
+    world.record.joined = None;
+    world.files.remove("10-a.conflist");
+    assert!(matches!(world.stuck(), PlanError::StillCalled { .. }));
+}
+
+#[test]
+fn only_the_calls_that_multus_makes_count() {
+    let entry = World::in_place(&[("10-a.conflist", PRIMARY)]).files["10-a.conflist"].clone();
+    let copy = ("02-inpod.conflist", entry.as_str());
+    for (multus, is_called) in [
+        (SHIM.replace("DELEGATE", "02-inpod.conflist"), true),
+        (
+            SHIM.replace(
+                "/host/etc/cni/net.d/DELEGATE",
+                "/etc/cni/multus/net.d/02-inpod.conflist",
+            ),
+            false,
+        ),
+        (
+            SHIM.replace(
+                "DELEGATE\"",
+                &format!("10-a.conflist\",\"delegates\":[{entry}]"),
+            ),
+            false,
+        ),
+    ] {
+        let files = [
+            ("00-multus.conf", multus.as_str()),
+            copy,
+            ("10-a.conflist", PRIMARY),
+        ];
+        let world = World::new(&[], &files);
+        let found = world.desired.check_effective(&world.directory());
+        assert_eq!(found.is_ok(), is_called, "{multus}: {found:?}");
+    }
+    let multus = SHIM.replace("DELEGATE", "02-inpod.conflist");
+    let pair = format!(
+        r#"{{"name":"m","cniVersion":"0.3.1","plugins":[{multus},{{"type":"inpod-cni"}}]}}"#
+    );
+    let world = World::new(&[], &[("00-multus.conflist", &pair), copy]);
+    let found = world.desired.check_effective(&world.directory());
+    assert!(
+        matches!(found, Err(PlanError::CalledTwice { calls: 2, .. })),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn a_file_of_somebody_else_is_never_taken_for_a_copy() {
+    let files = [("10-a.conflist", PRIMARY), ("20-b.conflist", NEWER)];
+    let world = World::new(&[("owned_file", "10-a.conflist")], &files);
+    assert_eq!(
+        world.problem(),
+        PlanError::Foreign("10-a.conflist".to_owned())
+    );
+    // Behind one meta plugin stands another.
+    let danm = r#"{"name":"d","cniVersion":"0.3.1","type":"danm"}"#;
+    let multus = MULTUS.replace("DELEGATE", "");
+    let metas = [("00-multus.conf", multus.as_str()), ("05-danm.conf", danm)];
+    assert!(matches!(
+        World::new(&[], &metas).problem(),
+        PlanError::OnlyMeta { .. }
+    ));
+    let named = World::new(&[("primary_file", "05-danm.conf")], &metas);
+    assert!(matches!(named.problem(), PlanError::OnlyMeta { .. }));
+}
+
+#[test]
+fn a_list_that_would_grow_beyond_what_runtimes_read_is_left_alone() {
+    let text = NEWER.replace("newer", &"n".repeat((2 << 20) - 100));
+    for mode in ["owned", "in-place"] {
+        let world = World::new(&[("mode", mode)], &[("10-a.conflist", &text)]);
+        let why = Malformed::TooLarge;
+        let file = "10-a.conflist".to_owned();
+        assert_eq!(world.problem(), PlanError::Invalid { file, why });
+    }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::directory::below;
 
 fn host_with(files: &[(&str, &str)]) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
@@ -72,6 +73,36 @@ fn imports_are_followed_in_order() {
     assert_eq!((runtime.conf_dir, runtime.networks), ("/two".into(), 0));
     assert_eq!(runtime.bin_dirs, [Path::new("/last")]);
     assert!(unreadable.is_empty(), "{unreadable:?}");
+}
+
+#[test]
+fn imports_of_imports_are_read_and_a_containerd_without_cri_is_none() {
+    let (runtime, _) = find(&[
+        (
+            "/etc/containerd/config.toml",
+            "imports = [\"conf.d/*.toml\"]",
+        ),
+        (
+            "/etc/containerd/conf.d/1.toml",
+            "imports = [\"/etc/containerd/more.toml\", \"1.toml\"]",
+        ),
+        (
+            "/etc/containerd/more.toml",
+            "[plugins.cri.containerd.runtimes.kata]\ncni_conf_dir = \"/k\"",
+        ),
+    ]);
+    assert_eq!(runtime.handlers, [("kata".to_owned(), "/k".into())].into());
+    let (runtime, _) = find(&[
+        (
+            "/etc/containerd/config.toml",
+            "disabled_plugins = [\"cri\"]\n[plugins.cri.cni]\nconf_dir = \"/c\"",
+        ),
+        (
+            "/etc/crio/crio.conf",
+            "[crio.network]\ncni_default_network = \"b\"",
+        ),
+    ]);
+    assert_eq!(runtime.network.as_deref(), Some("b"));
 }
 
 #[test]

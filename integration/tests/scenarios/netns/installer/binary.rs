@@ -149,3 +149,36 @@ fn a_plugin_that_does_not_speak_the_version_of_the_list_is_not_called() {
     host.put("10-calico.conflist", PRIMARY);
     host.until_ready();
 }
+
+#[test]
+fn a_directory_that_becomes_noexec_is_reported() {
+    guard().unwrap();
+    let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
+    let dir = host.path("opt/cni/bin").display().to_string();
+    run("mount", &["-t", "tmpfs", "-o", "mode=0755", "tmpfs", &dir]).unwrap();
+    host.start_ready(&["--sweep-seconds=1"]);
+    run("mount", &["-o", "remount,noexec", &dir]).unwrap();
+    host.until_logged("the plugin in /opt/cni/bin does not work");
+    host.until("the installer is not ready", |host| !host.is_ready());
+    assert!(host.read("02-inpod.conflist").is_some());
+    run("mount", &["-o", "remount,exec", &dir]).unwrap();
+    host.until_ready();
+    host.stop(Signal::SIGTERM);
+    run("umount", &[&dir]).unwrap();
+}
+
+#[test]
+fn an_uninstall_that_would_leave_the_entry_keeps_the_plugin() {
+    let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
+    host.start_ready(&["--mode=in-place"]);
+    host.stop(Signal::SIGTERM);
+    let edited = host.read("10-calico.conflist").unwrap();
+    host.put("10-calico.conflist", &edited[..edited.len() - 3]);
+    let refused = host.run(&["uninstall", "--mode=in-place"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("10-calico.conflist is invalid"), "{said}");
+    assert!(!refused.status.success() && host.installed().exists());
+    host.put("10-calico.conflist", &edited);
+    assert!(host.run(&["uninstall", "--mode=in-place"]).status.success());
+    assert_eq!(host.read("10-calico.conflist").as_deref(), Some(PRIMARY));
+}

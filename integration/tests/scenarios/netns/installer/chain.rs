@@ -1,9 +1,12 @@
 //! Joining the chain and following the primary in every mode.
 
-use std::{thread, time::Duration};
+use std::{os::unix::fs::symlink, thread, time::Duration};
 
 use integration::{guard, run};
-use nix::sys::signal::Signal;
+use nix::{
+    sys::{signal::Signal, stat::Mode},
+    unistd::mkfifo,
+};
 
 use crate::{
     common::installer_host::{Host, PRIMARY},
@@ -247,7 +250,7 @@ fn a_network_behind_an_absolute_link_is_joined_and_the_link_stays() {
     std::fs::create_dir(host.path("store")).unwrap();
     std::fs::write(host.path("store/cni.json"), PRIMARY).unwrap();
     let link = host.conf_dir().join("10-calico.conflist");
-    std::os::unix::fs::symlink("/store/cni.json", &link).unwrap();
+    symlink("/store/cni.json", &link).unwrap();
     host.start_ready(&[]);
     assert!(has_us(&host, OWNED));
     host.stop(Signal::SIGTERM);
@@ -258,4 +261,53 @@ fn a_network_behind_an_absolute_link_is_joined_and_the_link_stays() {
         std::fs::read_to_string(host.path("store/cni.json")).unwrap(),
         PRIMARY
     );
+}
+
+#[test]
+fn whatever_replaces_the_copy_is_replaced_at_once() {
+    let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
+    host.start_ready(&[]);
+    let copy = host.conf_dir().join(OWNED);
+    let text = host.read(OWNED);
+    let fifo = |path: &std::path::Path| mkfifo(path, Mode::S_IRWXU).unwrap();
+    let link = |path: &std::path::Path| symlink("/gone", path).unwrap();
+    let huge = |path: &std::path::Path| std::fs::write(path, vec![b' '; 3 << 20]).unwrap();
+    for replace in [&fifo as &dyn Fn(&_), &link, &huge] {
+        std::fs::remove_file(&copy).unwrap();
+        replace(&copy);
+        host.until("the copy is a file again", |host| {
+            copy.symlink_metadata().is_ok_and(|found| found.is_file()) && host.read(OWNED) == text
+        });
+    }
+    host.until_ready();
+    assert_eq!(host.stop(Signal::SIGTERM), Some(0));
+}
+
+#[test]
+fn a_runtime_configuration_that_cannot_be_read_changes_nothing() {
+    let mut host = Host::new(&[]);
+    let config = host.path("etc/containerd/config.toml");
+    for dir in ["etc/containerd", "own/net.d", "own/bin"] {
+        std::fs::create_dir_all(host.path(dir)).unwrap();
+    }
+    let text = "[plugins.cri.cni]\nconf_dir = \"/own/net.d\"\nbin_dir = \"/own/bin\"\n";
+    std::fs::write(&config, text).unwrap();
+    let own = host.path("own/net.d");
+    crate::common::installer_host::put(&own, "10-calico.conflist", PRIMARY);
+    host.put("87-podman.conflist", PRIMARY);
+    host.start_ready(&["--sweep-seconds=1"]);
+    let before = host.tree("own");
+    std::fs::write(&config, "[plugins").unwrap();
+    host.until_logged("cannot read /etc/containerd/config.toml");
+    host.until("the installer is not ready", |host| !host.is_ready());
+    assert_eq!(host.tree("own"), before);
+    assert!(host.read(OWNED).is_none());
+    std::fs::write(&config, text).unwrap();
+    host.until_ready();
+    // The setting wins, and the difference is reported.
+    host.stop(Signal::SIGTERM);
+    let settings = ["--conf-dir=/etc/cni/net.d", "--bin-dir=/opt/cni/bin"];
+    host.start_ready(&settings);
+    let runtime = "inpod_installer_condition{name=\"runtime\"}";
+    assert_eq!(host.metric(runtime), Some(0.0), "{}", host.log());
 }
