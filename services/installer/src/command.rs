@@ -35,22 +35,17 @@ impl Command {
 pub(crate) fn main(command: Command, arguments: &[OsString]) -> ExitCode {
     let message = inpod_service::load_settings::<Config>(&SERVICE, arguments)
         .and_then(|config| config.map(|config| run(command, config)).transpose());
-    let (code, written) = match message {
-        Ok(line) => (
-            ExitCode::SUCCESS,
-            line.map(|line| writeln!(io::stdout(), "{line}")),
-        ),
-        Err(error) => {
-            let line = format!("{}: {error:#}", SERVICE.name);
-            (
-                inpod_service::exit_code(&error),
-                Some(writeln!(io::stderr(), "{line}")),
-            )
-        }
+    let written = match &message {
+        Ok(Some(line)) => writeln!(io::stdout(), "{line}"),
+        Ok(None) => Ok(()),
+        Err(error) => writeln!(io::stderr(), "{}: {error:#}", SERVICE.name),
     };
     // A failed write to the terminal is ignored, because there is no other way to report the error.
-    written.unwrap_or(Ok(())).unwrap_or_default();
-    code
+    written.unwrap_or_default();
+    message.map_or_else(
+        |error| inpod_service::exit_code(&error),
+        |_| ExitCode::SUCCESS,
+    )
 }
 
 fn run(command: Command, config: Config) -> anyhow::Result<String> {

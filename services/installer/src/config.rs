@@ -136,7 +136,6 @@ pub struct Config {
     pub(crate) conf_dir: Option<PathBuf>,
     #[serde(deserialize_with = "optional_path")]
     pub(crate) bin_dir: Option<PathBuf>,
-    #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub mode: Mode,
     #[serde(deserialize_with = "list_name")]
     pub owned_file: String,
