@@ -19,9 +19,9 @@ type Members = IndexMap<String, Box<RawValue>>;
 pub struct Conflist {
     pub name: String,
     pub plugins: Vec<Plugin>,
-    /// Whether the file holds a single plugin, from which runtimes make this list.
+    /// True if the file holds a single plugin, from which runtimes make the list.
     pub is_single: bool,
-    /// The versions from which the runtime selects one: `cniVersion`, which is empty if it is missing, and `cniVersions`.
+    /// The versions from which the runtime selects one: `cniVersion`, empty if missing, and `cniVersions`.
     pub(crate) versions: Vec<String>,
     members: Members,
     content: Vec<u8>,
@@ -29,7 +29,7 @@ pub struct Conflist {
 
 #[derive(Clone, Debug)]
 pub struct Plugin {
-    /// The `type`, which is the name of the executable.
+    /// The `type`: the name of the executable.
     pub kind: String,
     /// The JSON object.
     pub text: Box<RawValue>,
@@ -73,8 +73,8 @@ impl Conflist {
     ///
     /// # Errors
     ///
-    /// Fails if a runtime would reject the list, or if the list has no plugins: libcni 1.3 then loads them from a
-    /// directory of the network's name, and an entry in the list would come before them.
+    /// Fails if a runtime would reject the list, or if the list has no plugins: libcni 1.3 then loads the plugins from a
+    /// directory of the network's name, and an entry in the list would come before those files.
     pub fn parse(content: &[u8]) -> Result<Self, Malformed> {
         let members = members_of(content)?;
         let plugins: Option<Vec<Box<RawValue>>> = member(&members, "plugins", "a list")?;
@@ -102,7 +102,7 @@ impl Conflist {
         })
     }
 
-    /// Parses a single plugin, and makes the list that runtimes make of it (libcni, `ConfListFromConf`).
+    /// Parses a single plugin into a list, as runtimes do (libcni, `ConfListFromConf`).
     ///
     /// # Errors
     ///
@@ -149,8 +149,8 @@ impl Conflist {
         self.plugins.iter().find(|plugin| plugin.kind == kind)
     }
 
-    /// Returns the list with `entry` once and without plugins of the type `removed`. The entry keeps its place unless it
-    /// comes before the plugin that makes the network, and is appended otherwise.
+    /// Returns the list with `entry` once and without plugins of the type `removed`. The entry keeps a place behind
+    /// the plugin of the network, and is appended otherwise.
     pub(crate) fn with(&self, entry: &Plugin, removed: &str) -> Vec<u8> {
         let mut plugins: Vec<&Plugin> = Vec::new();
         let mut is_placed = false;
@@ -235,7 +235,7 @@ fn members_of(content: &[u8]) -> Result<Members, Malformed> {
         .map_err(|error| Malformed::Json(error.to_string()))
 }
 
-/// Returns a member of an object, or `None` if it is missing.
+/// Returns a member of an object, or `None` if there is none.
 fn member<T: DeserializeOwned>(
     members: &Members,
     key: &'static str,
@@ -262,13 +262,13 @@ fn versions(members: &Members) -> Result<Vec<String>, Malformed> {
     Ok(versions)
 }
 
-/// Accepts what libcni does (`ParseVersion`): an empty text, or up to three numbers.
+/// Accepts the same as libcni (`ParseVersion`): an empty text, or up to three numbers.
 fn is_version(text: &str) -> bool {
     let mut parts = text.split('.');
     text.is_empty() || (parts.clone().count() <= 3 && parts.all(|part| part.parse::<u32>().is_ok()))
 }
 
-/// Accepts what libcni does: `true`, `false`, and both as strings.
+/// Accepts the same as libcni: `true`, `false`, and both as strings.
 fn check_boolean(members: &Members, key: &'static str) -> Result<(), Malformed> {
     let is_boolean = |text: &str| {
         matches!(

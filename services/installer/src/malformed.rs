@@ -27,7 +27,7 @@ pub enum Malformed {
     ListInConf,
     #[error("it is larger than 2 MiB, which runtimes refuse to read")]
     TooLarge,
-    #[error("it is a symbolic link to {}, which does not exist, or which is not mounted into this container", .0.display())]
+    #[error("it is a symbolic link to {}, which does not exist or is not mounted into the container", .0.display())]
     Dangling(PathBuf),
     #[error("it is no regular file")]
     NoFile,

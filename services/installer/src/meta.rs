@@ -10,7 +10,7 @@ use serde_json::{
 
 use crate::{Conflist, INPOD_CNI, Plugin};
 
-/// The types of meta plugins whose configuration need not show what they call.
+/// The types of meta plugins whose configuration need not show the called network.
 const KINDS: [&str; 6] = [
     "multus",
     "multus-shim",
@@ -67,7 +67,7 @@ impl Conflist {
     }
 
     /// Returns the file without inpod in what the meta plugin calls, with `primary` instead of inpod's file, or `None` if
-    /// nothing of it is left to change.
+    /// nothing is left to change.
     pub(crate) fn without_calls(&self, own: &Path, primary: Option<&str>) -> Option<Vec<u8>> {
         let first = self.plugins.first().filter(|_| self.meta().is_some())?;
         let mut text = value(first);
@@ -102,7 +102,7 @@ impl Conflist {
     }
 }
 
-/// Returns the JSON, or null if it holds a number beyond f64, which a meta plugin cannot have written.
+/// Returns the JSON, or null for a number beyond f64, which no meta plugin writes.
 fn value(plugin: &Plugin) -> Value {
     serde_json::from_str(plugin.text.get()).unwrap_or_default()
 }

@@ -38,11 +38,11 @@ pub enum PlanError {
     NoSuchPrimary(String),
     /// containerd loads no network behind an invalid file, so inpod must not lead the runtime to another network.
     #[error(
-        "{file} is invalid: {why}; inpod changes nothing meanwhile, because the file may be the node's network: repair or remove it, or set primary_file to the file of the network"
+        "{file} is invalid: {why}; inpod changes nothing meanwhile, because the file may be the node's network: repair or remove the file, or set primary_file to the network's file"
     )]
     Invalid { file: String, why: Malformed },
     #[error(
-        "the plugin does not speak the cniVersion {version:?} of {file}, but {}: upgrade inpod, or set one of these in the file", .spoken.join(", ")
+        "the plugin does not speak the cniVersion {version:?} of {file}, but {}: upgrade inpod, or change the file", .spoken.join(", ")
     )]
     Version {
         file: String,
@@ -85,7 +85,7 @@ pub enum PlanError {
     Link(String),
     /// A list that inpod makes of the single configuration would have the name of the other.
     #[error(
-        "{file} and {other} are both there, and inpod would have to replace {other}: remove the outdated one"
+        "{file} and {other} are both there, and inpod would have to replace {other}: remove the outdated file"
     )]
     Twofold { file: String, other: String },
     #[error("owned_file {0} exists already and is not inpod's: set owned_file to another name")]
@@ -112,7 +112,7 @@ pub struct DesiredChain {
     pub(crate) runtime: Runtime,
     /// The versions of the CNI spec that the installed plugin speaks.
     pub(crate) spoken: Vec<String>,
-    /// What reversals restore while inpod stays.
+    /// Selects the content of files that inpod no longer changes.
     pub(crate) restore: Restore,
 }
 
@@ -239,7 +239,7 @@ impl DesiredChain {
         Err(PlanError::NoPrimary)
     }
 
-    /// Returns whether the runtime may use the network: CRI-O can be told its name.
+    /// Returns whether the runtime may use the network: CRI-O may select a network by name.
     fn is_selected(&self, list: &Conflist) -> bool {
         let name = self.runtime.network.as_ref();
         name.is_none_or(|name| *name == list.name)
@@ -290,7 +290,7 @@ impl<'a> Planner<'a> {
         if file.is_link {
             return Err(PlanError::Link(file.name.clone()));
         }
-        // What a meta plugin calls stands in its file, too, and a pod's chain calls inpod once.
+        // A meta plugin's file may hold calls already, and a pod's chain calls inpod once.
         let left = self.without_calls(file);
         let left = left.and_then(|text| NetworkFile::new(file.name.clone(), text).loaded.ok());
         let content = self.joined_list(file, left.as_ref().unwrap_or(list))?;
@@ -327,7 +327,7 @@ impl<'a> Planner<'a> {
         files.filter(is_istio_file).map(|file| file.name)
     }
 
-    /// Returns the file with the network that inpod joins. A copy is never that of a meta plugin, which makes no network.
+    /// Returns the file with the network that inpod joins. A meta plugin's own list is never copied.
     fn primary(&self) -> Result<(&'a NetworkFile, &'a Conflist), PlanError> {
         let is_joinable = |file: &NetworkFile| self.desired.mode != Mode::Owned || !file.is_meta();
         let only_meta = |file: &NetworkFile, kind: &str| PlanError::OnlyMeta {

@@ -1,4 +1,4 @@
-//! Computes what inpod's changes leave behind: the record of each change, and the files without inpod.
+//! Computes the record of each change, and the files without inpod.
 
 use std::path::Path;
 

@@ -30,10 +30,10 @@ const CRI: [&str; 3] = [
     "cri",
 ];
 
-/// A limit far above what files have, since files may import each other.
+/// A limit far above real configurations, since files may import each other.
 const MAX_IMPORT_DEPTH: u8 = 4;
 
-/// How the runtime of a node loads networks, with paths on the host.
+/// The settings by which a node's runtime loads networks, with paths on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Runtime {
     pub conf_dir: PathBuf,
@@ -45,7 +45,7 @@ pub struct Runtime {
     pub(crate) networks: i64,
     /// The name of the network (CRI-O's `cni_default_network`), if the first file does not decide.
     pub(crate) network: Option<String>,
-    /// The CNI directories of containerd's runtime handlers that have one of their own.
+    /// The CNI directories of containerd's runtime handlers with a directory of their own.
     pub(crate) handlers: BTreeMap<String, PathBuf>,
 }
 

@@ -489,7 +489,7 @@ fn a_copy_is_refused_where_pods_have_several_networks() {
 }
 
 #[test]
-fn the_network_that_crio_is_told_by_name_is_joined() {
+fn the_network_that_crio_selects_by_name_is_joined() {
     let other = PRIMARY.replace("k8s", "pods");
     let mut world = World::new(
         &[],
@@ -667,7 +667,7 @@ fn a_single_configuration_stays_away_once_its_owner_has_moved_on() {
     assert_eq!(world.types("20-b.conflist"), ["calico", "inpod-cni"]);
     world.leave(Restore::Everything);
     expect(&world, &[("20-b.conflist", PRIMARY)]);
-    // inpod would have to replace a list of somebody else.
+    // inpod would have to replace a list of another owner.
     let files = [("10-a.conf", SINGLE), ("10-a.conflist", NEWER)];
     let world = World::new(&[("mode", "in-place")], &files);
     assert!(matches!(world.problem(), PlanError::Twofold { .. }));
@@ -751,7 +751,7 @@ fn only_the_calls_that_multus_makes_count() {
 }
 
 #[test]
-fn a_file_of_somebody_else_is_never_taken_for_a_copy() {
+fn the_file_of_another_owner_is_never_replaced() {
     let files = [("10-a.conflist", PRIMARY), ("20-b.conflist", NEWER)];
     let world = World::new(&[("owned_file", "10-a.conflist")], &files);
     assert_eq!(
