@@ -1,6 +1,6 @@
 //! Joining the chain and following the primary in every mode.
 
-use std::{os::unix::fs::symlink, thread, time::Duration};
+use std::{os::unix::fs::symlink, path::Path, thread, time::Duration};
 
 use integration::{guard, run};
 use nix::{
@@ -269,10 +269,12 @@ fn whatever_replaces_the_copy_is_replaced_at_once() {
     host.start_ready(&[]);
     let copy = host.conf_dir().join(OWNED);
     let text = host.read(OWNED);
-    let fifo = |path: &std::path::Path| mkfifo(path, Mode::S_IRWXU).unwrap();
-    let link = |path: &std::path::Path| symlink("/gone", path).unwrap();
-    let huge = |path: &std::path::Path| std::fs::write(path, vec![b' '; 3 << 20]).unwrap();
-    for replace in [&fifo as &dyn Fn(&_), &link, &huge] {
+    let replacements: [fn(&Path); 3] = [
+        |path| mkfifo(path, Mode::S_IRWXU).unwrap(),
+        |path| symlink("/gone", path).unwrap(),
+        |path| std::fs::write(path, vec![b' '; 3 << 20]).unwrap(),
+    ];
+    for replace in replacements {
         std::fs::remove_file(&copy).unwrap();
         replace(&copy);
         host.until("the copy is a file again", |host| {
