@@ -50,7 +50,7 @@ pub(crate) fn main(command: Command, arguments: &[OsString]) -> ExitCode {
 
 fn run(command: Command, config: Config) -> anyhow::Result<String> {
     inpod_service::deny_access_by_neighbors()?;
-    let state_dir = config.on_host(config.plugin_state_dir());
+    let state_dir = config.on_host(&config.plugin_state_dir);
     let message = |was: bool, now: &str| {
         let already = if was { "" } else { " already" };
         format!("the plugin on this node is {now}{already}")

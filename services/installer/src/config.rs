@@ -4,7 +4,7 @@ use std::{
     time::Duration,
 };
 
-use crate::is_loaded;
+use crate::{directory::below, is_loaded};
 use inpod_service::Key;
 use inpod_types::NamespaceName;
 use serde::{
@@ -149,7 +149,7 @@ pub struct Config {
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub(crate) agent_socket: PathBuf,
     #[serde(deserialize_with = "inpod_service::config::absolute")]
-    plugin_state_dir: PathBuf,
+    pub(crate) plugin_state_dir: PathBuf,
     #[serde(deserialize_with = "timeout")]
     pub(crate) plugin_timeout_seconds: u16,
     #[serde(deserialize_with = "inpod_service::list")]
@@ -174,13 +174,7 @@ pub struct Config {
 impl Config {
     /// Maps a path on the host to the path in this mount namespace.
     pub fn on_host(&self, path: &Path) -> PathBuf {
-        let below = path.strip_prefix("/").unwrap_or(path);
-        self.host_root.join(below)
-    }
-
-    /// Returns the path of the plugin's state directory on the host.
-    pub fn plugin_state_dir(&self) -> &Path {
-        &self.plugin_state_dir
+        below(&self.host_root, path)
     }
 
     /// Returns the path of the record's directory in this mount namespace.

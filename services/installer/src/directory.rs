@@ -128,6 +128,15 @@ pub(crate) fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
+/// Returns the sorted names of a directory's entries; a directory that cannot be read has none.
+pub(crate) fn file_names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
+}
+
 /// Accepts `.conf`, `.conflist` and `.json` (containerd/go-cni `loadFromConfDir`, cri-o/ocicni `loadNetworks`).
 pub fn is_loaded(name: &str) -> bool {
     let extension = name.rsplit_once('.').map(|(_, extension)| extension);

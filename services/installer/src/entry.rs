@@ -32,7 +32,7 @@ fn settings(config: &Config) -> Map<String, Value> {
     let settings = [
         ("type", json!(INPOD_CNI)),
         ("agentSocket", json!(config.agent_socket)),
-        ("stateDir", json!(config.plugin_state_dir())),
+        ("stateDir", json!(config.plugin_state_dir)),
         ("timeoutSeconds", json!(config.plugin_timeout_seconds)),
         ("excludeNamespaces", json!(config.exclude_namespaces)),
         ("agentUnavailable", json!(config.agent_unavailable)),

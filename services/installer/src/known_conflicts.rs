@@ -1,7 +1,5 @@
 //! Known components that remove inpod from the chain, with a remedy for each.
 
-use std::{fs, path::Path};
-
 use crate::{Directory, ISTIO_CNI, NetworkFile};
 
 /// The part of the names of a component's files, the type of its plugin, and the remedy.
@@ -31,23 +29,15 @@ const REMEDIES: [(&str, &str, &str); 4] = [
 const UNKNOWN: &str =
     "find the component that writes to the directory (inotifywait, auditd) and stop it";
 
-/// Recognizes the component by its files, and returns the remedy.
-pub fn remedy_for(directory: &Directory, others: &[String]) -> &'static str {
+/// Recognizes the component by the names of all files and by the networks, and returns the remedy.
+pub fn remedy_for(directory: &Directory, names: &[String]) -> &'static str {
     let is_present = |(part, kind, _): &&(&str, &str, &str)| {
-        let files = &directory.files;
-        let mut names = files.iter().map(|file| &file.name).chain(others);
-        let mut lists = files.iter().filter_map(NetworkFile::list);
-        names.any(|name| name.contains(part)) || lists.any(|list| list.plugin(kind).is_some())
+        let mut lists = directory.files.iter().filter_map(NetworkFile::list);
+        let is_named = names.iter().any(|name| name.contains(part));
+        is_named || lists.any(|list| list.plugin(kind).is_some())
     };
     let known = REMEDIES.iter().find(is_present);
     known.map_or(UNKNOWN, |(_, _, remedy)| remedy)
-}
-
-/// Lists the files in the directory that runtimes do not load.
-pub(crate) fn unloaded_names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    names.filter(|name| !crate::is_loaded(name)).collect()
 }
 
 #[cfg(test)]
@@ -68,7 +58,7 @@ mod tests {
             ("00-multus.conflist", "x", "sorts behind"),
             ("a.conflist", "istio-cni", "DaemonSet istio-cni-node"),
         ] {
-            let remedy = remedy_for(&directory(name, kind), &[]);
+            let remedy = remedy_for(&directory(name, kind), &[name.to_owned()]);
             assert!(remedy.contains(word), "{name}: {remedy}");
         }
         let backup = ["02-inpod.conflist.cilium_bak".to_owned()];

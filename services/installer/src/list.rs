@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use indexmap::IndexMap;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{
-    Value,
+    Value, json,
     value::{RawValue, to_raw_value},
 };
 
@@ -85,17 +85,14 @@ impl Conflist {
         for key in ["disableCheck", "disableGC", "loadOnlyInlinedPlugins"] {
             check_boolean(&members, key)?;
         }
-        let plugin = |(index, text)| {
+        let plugins = plugins.into_iter().enumerate().map(|(index, text)| {
             Plugin::new(text).map_err(|problem| Malformed::Plugin { index, problem })
-        };
+        });
+        let plugins: Result<_, _> = plugins.collect();
         Ok(Self {
             name: name_of(&members)?,
             versions: versions(&members)?,
-            plugins: plugins
-                .into_iter()
-                .enumerate()
-                .map(plugin)
-                .collect::<Result<_, _>>()?,
+            plugins: plugins?,
             is_single: false,
             members,
             content: content.to_owned(),
@@ -131,12 +128,8 @@ impl Conflist {
     /// Returns the list without the `cniVersions` that are not in `spoken`, because a later libcni may select these.
     pub(crate) fn speaking(&self, spoken: &[String]) -> Self {
         let mut list = self.clone();
-        let known = self
-            .versions
-            .iter()
-            .skip(1)
-            .filter(|it| spoken.contains(it));
-        let known: Vec<_> = known.collect();
+        let more = self.versions.iter().skip(1);
+        let known: Vec<_> = more.filter(|it| spoken.contains(it)).collect();
         if known.len() + 1 < self.versions.len() {
             let known = to_raw_value(&known).unwrap_or_default();
             list.members.insert("cniVersions".to_owned(), known);
@@ -190,8 +183,7 @@ impl Conflist {
 
     fn format<'a>(&self, plugins: impl Iterator<Item = &'a str>) -> Vec<u8> {
         let members = self.members.iter().filter(|(key, _)| *key != "plugins");
-        let members =
-            members.map(|(key, value)| format!("  {}: {value},\n", Value::from(key.as_str())));
+        let members = members.map(|(key, value)| format!("  {}: {value},\n", json!(key)));
         let members: String = members.collect();
         let plugins = plugins.collect::<Vec<_>>().join(",\n    ");
         format!("{{\n{members}  \"plugins\": [\n    {plugins}\n  ]\n}}\n").into_bytes()
@@ -270,15 +262,10 @@ fn is_version(text: &str) -> bool {
 
 /// Accepts the same as libcni: `true`, `false`, and both as strings.
 fn check_boolean(members: &Members, key: &'static str) -> Result<(), Malformed> {
-    let is_boolean = |text: &str| {
-        matches!(
-            text.trim_matches('"').to_ascii_lowercase().as_str(),
-            "true" | "false"
-        )
-    };
-    match members.get(key) {
-        Some(value) if !is_boolean(value.get()) => Err(wrong(key, "true or false")),
-        Some(_) | None => Ok(()),
+    let text = members.get(key).map_or("true", |value| value.get());
+    match text.trim_matches('"').to_ascii_lowercase().as_str() {
+        "true" | "false" => Ok(()),
+        _ => Err(wrong(key, "true or false")),
     }
 }
 

@@ -194,19 +194,19 @@ impl DesiredChain {
         let called = list.called_file(&self.runtime.conf_dir);
         let called = called.and_then(|name| directory.file(&name)?.list());
         let calls = called.map(Conflist::calls).unwrap_or_default();
-        match [list.calls(), calls].concat().as_slice() {
-            [call] if call.is_equal(&self.entry) => Ok(()),
-            [] | [_] => match list.meta() {
-                Some(kind) => Err(PlanError::NotCalled {
-                    file: file.name.clone(),
-                    kind: kind.to_owned(),
-                    wanted: self.joined_file(),
-                }),
-                None => Err(PlanError::NotEffective(file.name.clone())),
-            },
-            calls => Err(PlanError::CalledTwice {
-                file: file.name.clone(),
-                calls: calls.len(),
+        let calls = [list.calls(), calls].concat();
+        let file = file.name.clone();
+        match (calls.as_slice(), list.meta()) {
+            ([call], _) if call.is_equal(&self.entry) => Ok(()),
+            ([_, _, ..], _) => {
+                let calls = calls.len();
+                Err(PlanError::CalledTwice { file, calls })
+            }
+            (_, None) => Err(PlanError::NotEffective(file)),
+            (_, Some(kind)) => Err(PlanError::NotCalled {
+                file,
+                kind: kind.to_owned(),
+                wanted: self.joined_file(),
             }),
         }
     }
@@ -223,17 +223,14 @@ impl DesiredChain {
     fn first_network<'a>(
         &self,
         files: impl IntoIterator<Item = &'a NetworkFile>,
-    ) -> Result<(&'a NetworkFile, &'a Conflist), PlanError> {
+    ) -> Result<Network<'a>, PlanError> {
         for file in files {
-            match &file.loaded {
-                Ok(list) if self.is_selected(list) => return Ok((file, list)),
-                Ok(_) => {}
-                Err(why) => {
-                    return Err(PlanError::Invalid {
-                        file: file.name.clone(),
-                        why: why.clone(),
-                    });
-                }
+            let list = file.loaded.as_ref().map_err(|why| PlanError::Invalid {
+                file: file.name.clone(),
+                why: why.clone(),
+            })?;
+            if self.is_selected(list) {
+                return Ok((file, list));
             }
         }
         Err(PlanError::NoPrimary)
@@ -245,6 +242,9 @@ impl DesiredChain {
         name.is_none_or(|name| *name == list.name)
     }
 }
+
+/// A network with its file.
+type Network<'a> = (&'a NetworkFile, &'a Conflist);
 
 pub(crate) struct Planner<'a> {
     pub(crate) desired: &'a DesiredChain,
@@ -328,32 +328,32 @@ impl<'a> Planner<'a> {
     }
 
     /// Returns the file with the network that inpod joins. A meta plugin's own list is never copied.
-    fn primary(&self) -> Result<(&'a NetworkFile, &'a Conflist), PlanError> {
-        let is_joinable = |file: &NetworkFile| self.desired.mode != Mode::Owned || !file.is_meta();
-        let only_meta = |file: &NetworkFile, kind: &str| PlanError::OnlyMeta {
-            file: file.name.clone(),
-            kind: kind.to_owned(),
-        };
-        let (file, list) = match &self.desired.primary_file {
+    fn primary(&self) -> Result<Network<'a>, PlanError> {
+        let may_be_meta = self.desired.mode != Mode::Owned;
+        let found = match &self.desired.primary_file {
             Some(name) => {
                 // The owner may have turned the file into a list or back, or the installer may have made the list.
-                let found = self.candidates().find(|(file, _)| file.name == *name);
-                let sibling = |(file, _): &(&NetworkFile, _)| stem(&file.name) == stem(name);
-                let found = found.or_else(|| self.candidates().find(sibling));
-                found.ok_or_else(|| PlanError::NoSuchPrimary(name.clone()))?
+                let forms = self.candidates();
+                let forms = forms.filter(|(file, _)| stem(&file.name) == stem(name));
+                let found = forms.min_by_key(|(file, _)| file.name != *name);
+                found.ok_or_else(|| PlanError::NoSuchPrimary(name.clone()))
             }
             None => {
-                let files = self.foreign_files().filter(|file| is_joinable(file));
-                let found = self.desired.first_network(files);
-                found.map_err(|error| match (error, self.leading_meta()) {
-                    (PlanError::NoPrimary, Some((meta, kind))) => only_meta(meta, kind),
-                    (error, _) => error,
-                })?
+                let files = self.foreign_files();
+                let files = files.filter(|file| may_be_meta || !file.is_meta());
+                self.desired.first_network(files)
             }
         };
-        if let Some(kind) = list.meta().filter(|_| !is_joinable(file)) {
-            return Err(only_meta(file, kind));
+        let meta = match &found {
+            Ok((file, list)) if !may_be_meta => Some(*file).zip(list.meta()),
+            Err(PlanError::NoPrimary) => self.leading_meta(),
+            _ => None,
+        };
+        if let Some((file, kind)) = meta {
+            let (file, kind) = (file.name.clone(), kind.to_owned());
+            return Err(PlanError::OnlyMeta { file, kind });
         }
+        let (file, list) = found?;
         Ok(self.rewritten_single(file).unwrap_or((file, list)))
     }
 
@@ -386,7 +386,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Returns the single configuration that its owner wrote anew after inpod replaced it by a list.
-    fn rewritten_single(&self, list: &NetworkFile) -> Option<(&'a NetworkFile, &'a Conflist)> {
+    fn rewritten_single(&self, list: &NetworkFile) -> Option<Network<'a>> {
         self.candidates().find(|(file, single)| {
             single.is_single && stem(&file.name) == stem(&list.name) && self.is_removed(&file.name)
         })
@@ -401,17 +401,15 @@ impl<'a> Planner<'a> {
     fn foreign_files(&self) -> impl Iterator<Item = &'a NetworkFile> {
         self.directory.files.iter().filter(|file| {
             let changed = self.record.files.get(&file.name);
-            !changed.is_some_and(|changed| changed.own)
-                && !self.desired.is_own(&file.name)
-                && !is_istio_file(file)
+            let is_own = changed.is_some_and(|changed| changed.own);
+            !is_own && !self.desired.is_own(&file.name) && !is_istio_file(file)
         })
     }
 
     /// Returns the files of [`Self::foreign_files`] from which the runtime may take the network.
-    fn candidates(&self) -> impl Iterator<Item = (&'a NetworkFile, &'a Conflist)> {
-        let valid = self
-            .foreign_files()
-            .filter_map(|file| Some((file, file.list()?)));
+    fn candidates(&self) -> impl Iterator<Item = Network<'a>> {
+        let files = self.foreign_files();
+        let valid = files.filter_map(|file| Some((file, file.list()?)));
         valid.filter(|(_, list)| self.desired.is_selected(list))
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     backoff::Backoff,
     binary::{self, FileStamps},
     config::Config,
-    directory::{below, resolve},
+    directory::{below, file_names, resolve},
     error::{BinaryError, ChainError, RecordError, RuntimeError},
     files, known_conflicts,
     metrics::Metrics,
@@ -311,12 +311,12 @@ impl Installer {
         let wait = self.backoff.delay(now);
         if is_contested && !wait.is_zero() {
             self.metrics.contended();
-            let others = known_conflicts::unloaded_names(&self.at(&conf));
+            let names = file_names(&self.at(&conf));
             return Err(ChainError::Contested {
                 files: step_names(&steps),
                 streak: self.backoff.streak(),
                 wait,
-                remedy: known_conflicts::remedy_for(&directory, &others),
+                remedy: known_conflicts::remedy_for(&directory, &names),
             });
         }
         self.apply(&conf, &plan, &steps)?;

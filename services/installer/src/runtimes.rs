@@ -2,14 +2,14 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
 use inpod_service::read_bounded_text;
 use toml::{Table, Value};
 
-use crate::directory::{MAX_BYTES, resolve};
+use crate::directory::{MAX_BYTES, file_names, resolve};
 
 /// The possible configuration files of containerd, in the order of the search.
 const CONTAINERD: [&str; 4] = [
@@ -70,9 +70,9 @@ impl Runtime {
             root,
             unreadable: Vec::new(),
         };
-        let mut found: Vec<_> = CONTAINERD
-            .iter()
-            .filter_map(|path| search.containerd(Path::new(path)))
+        let containerd = CONTAINERD.iter().map(Path::new);
+        let mut found: Vec<_> = containerd
+            .filter_map(|path| search.containerd(path))
             .collect();
         found.extend(search.crio());
         let is_wanted = |runtime: &Self| match conf_dir {
@@ -220,12 +220,10 @@ impl Search<'_> {
 
     /// Lists the matching files of a directory, sorted by name.
     fn list_files(&self, dir: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBuf> {
-        let entries = resolve(self.root, dir).and_then(fs::read_dir);
-        let entries = entries.into_iter().flatten().flatten();
-        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        let mut names: Vec<_> = names.filter(|name| matches(name)).collect();
-        names.sort();
-        names.into_iter().map(|name| dir.join(name)).collect()
+        let names = resolve(self.root, dir).map(|dir| file_names(&dir));
+        let names = names.into_iter().flatten();
+        let matching = names.filter(|name| matches(name));
+        matching.map(|name| dir.join(name)).collect()
     }
 }
 

@@ -126,9 +126,8 @@ async fn remove_plugin(installer: &mut Installer, how: UninstallMode) -> anyhow:
 
 /// Waits until no namespace is enrolled; returns a note if some still are at the timeout.
 async fn wait_withdrawn(installer: &Installer) -> Option<String> {
-    let dir = installer
-        .config
-        .on_host(installer.config.plugin_state_dir());
+    let config = &installer.config;
+    let dir = config.on_host(&config.plugin_state_dir);
     let deadline = Instant::now() + WITHDRAW_TIMEOUT;
     loop {
         let enrolled = match EnrolledNamespaces::read(&dir) {
@@ -147,7 +146,7 @@ async fn wait_withdrawn(installer: &Installer) -> Option<String> {
 /// Empties the state directories, but keeps the directories themselves, which may be mounts.
 fn remove_state(installer: &Installer) -> anyhow::Result<String> {
     let config = &installer.config;
-    let plugins = config.on_host(config.plugin_state_dir());
+    let plugins = config.on_host(&config.plugin_state_dir);
     inpod_service::uds::clear_directory(&plugins)
         .with_context(|| format!("cannot empty {}", plugins.display()))?;
     drop(fs::remove_dir(&plugins));
