@@ -19,7 +19,7 @@ const TRIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The identities of the source and the installed plugin. While both are unchanged, the contents need not be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileStamps([(u64, u64, u64, i64, i64); 2]);
+pub struct FileStamps([(u64, u64, u64, (i64, i64)); 2]);
 
 impl FileStamps {
     /// Reads the stamps; returns `None` if one of the files is missing.
@@ -27,13 +27,8 @@ impl FileStamps {
         let one = |path: &Path| {
             let found = fs::metadata(path).ok()?;
             // Any change to a file changes its ctime, so the content need not be read.
-            Some((
-                found.dev(),
-                found.ino(),
-                found.size(),
-                found.ctime(),
-                found.ctime_nsec(),
-            ))
+            let changed = (found.ctime(), found.ctime_nsec());
+            Some((found.dev(), found.ino(), found.size(), changed))
         };
         Some(Self([one(source)?, one(&dir.join(INPOD_CNI))?]))
     }

@@ -1,9 +1,9 @@
 //! Changes files atomically and durably, without losing a concurrent change by the owner of a file.
 
 use std::{
-    fs::{self, File, Permissions},
+    fs::{self, DirBuilder, File, Permissions},
     io::{self, Write as _},
-    os::unix::fs::{MetadataExt as _, PermissionsExt as _, fchown},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, fchown},
     path::Path,
 };
 
@@ -36,6 +36,10 @@ impl From<io::Error> for ReplaceError {
         }
         Self::Io(error)
     }
+}
+
+pub(crate) fn create_private_directory(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 /// Writes a file with the given mode.

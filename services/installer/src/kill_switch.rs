@@ -1,32 +1,20 @@
 //! Turns the kill switch on and off: while the file exists, the plugin passes every call through.
 
-use std::{
-    fs::{self, DirBuilder},
-    io,
-    os::unix::fs::DirBuilderExt as _,
-    path::Path,
-};
+use std::{fs, io, path::Path};
 
-use inpod_cni::enrolled::DISABLED_FILE;
+use inpod_cni::enrolled::{DISABLED_FILE, is_disabled};
 
 use crate::files;
 
 /// Creates the file, and returns whether the file did not exist before.
 pub(crate) fn disable(state_dir: &Path) -> io::Result<bool> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(state_dir)?;
-    if fs::symlink_metadata(state_dir.join(DISABLED_FILE)).is_ok() {
-        return Ok(false);
+    files::create_private_directory(state_dir)?;
+    let is_new = !is_disabled(state_dir);
+    if is_new {
+        let reason = b"set by installer disable\n";
+        files::write(state_dir, DISABLED_FILE, reason, 0o600)?;
     }
-    files::write(
-        state_dir,
-        DISABLED_FILE,
-        b"set by installer disable\n",
-        0o600,
-    )?;
-    Ok(true)
+    Ok(is_new)
 }
 
 /// Removes the file, and returns whether the file existed.
@@ -40,8 +28,6 @@ pub(crate) fn enable(state_dir: &Path) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use inpod_cni::enrolled::is_disabled;
-
     use super::*;
 
     #[test]

@@ -152,11 +152,8 @@ impl Conflist {
                 plugins.push(plugin);
             } else if !is_placed && !plugins.is_empty() {
                 is_placed = true;
-                plugins.push(if plugin.is_equal(entry) {
-                    plugin
-                } else {
-                    entry
-                });
+                let is_equal = plugin.is_equal(entry);
+                plugins.push(if is_equal { plugin } else { entry });
             }
         }
         if !is_placed {

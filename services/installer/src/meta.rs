@@ -3,10 +3,7 @@
 
 use std::path::Path;
 
-use serde_json::{
-    Value,
-    value::{RawValue, to_raw_value},
-};
+use serde_json::{Value, value::to_raw_value};
 
 use crate::{Conflist, INPOD_CNI, Plugin};
 
@@ -78,26 +75,21 @@ impl Conflist {
             .is_some_and(|name| called.is_some_and(|it| *name == *it));
         if let Some(primary) = primary.filter(|_| is_own) {
             let called = text.get_mut("clusterNetwork")?;
-            *called = Path::new(called.as_str()?)
-                .with_file_name(primary)
-                .to_str()?
-                .into();
+            let path = Path::new(called.as_str()?).with_file_name(primary);
+            *called = path.to_str()?.into();
             is_changed = true;
         }
-        let text = RawValue::from_string(text.to_string())
-            .ok()
-            .filter(|_| is_changed)?;
+        if !is_changed {
+            return None;
+        }
+        let text = to_raw_value(&text).ok()?;
         if self.is_single {
             return Some(format!("{text}\n").into_bytes());
         }
-        let first = Plugin {
-            text,
-            ..first.clone()
-        };
-        let plugins: Vec<_> = [&first]
-            .into_iter()
-            .chain(self.plugins.iter().skip(1))
-            .collect();
+        let kind = first.kind.clone();
+        let first = Plugin { kind, text };
+        let others = self.plugins.iter().skip(1);
+        let plugins: Vec<_> = [&first].into_iter().chain(others).collect();
         Some(self.render(&plugins))
     }
 }

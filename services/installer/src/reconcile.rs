@@ -1,8 +1,7 @@
 //! Brings the plugin and the chain into the desired state.
 
 use std::{
-    fs::{self, DirBuilder},
-    os::unix::fs::DirBuilderExt as _,
+    fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -76,8 +75,7 @@ impl Installer {
     /// Fails if another installer runs, or if the record is unusable.
     pub fn new(config: Config, metrics: Metrics) -> anyhow::Result<Self> {
         let dir = config.record_dir();
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
-        made.with_context(|| {
+        files::create_private_directory(&dir).with_context(|| {
             format!(
                 "cannot create {}; check that it is mounted and writable",
                 dir.display()
@@ -88,15 +86,11 @@ impl Installer {
             .with_context(|| format!("cannot clean up {}", dir.display()))?;
         let mut desired = DesiredChain::new(&config);
         desired.runtime = find_runtime(&config).unwrap_or_default();
+        let bin = desired.runtime.bin_dirs.first().cloned();
         Ok(Self {
             _lock: lock,
             record: Record::read(&dir)?,
-            bin: desired
-                .runtime
-                .bin_dirs
-                .first()
-                .cloned()
-                .unwrap_or_default(),
+            bin: bin.unwrap_or_default(),
             desired,
             followed: None,
             races: 0,
@@ -174,9 +168,8 @@ impl Installer {
             let first = directory.files.first().and_then(NetworkFile::list);
             **dir != runtime.conf_dir && first.is_none_or(|list| list.calls().is_empty())
         });
-        let named: Vec<_> = without_us
-            .map(|(name, dir)| format!("{name} ({})", dir.display()))
-            .collect();
+        let named = without_us.map(|(name, dir)| format!("{name} ({})", dir.display()));
+        let named: Vec<_> = named.collect();
         if named.is_empty() {
             return Ok(());
         }

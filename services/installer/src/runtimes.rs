@@ -63,6 +63,14 @@ impl Default for Runtime {
 }
 
 impl Runtime {
+    fn of(source: &Path) -> Self {
+        let source = Some(source.to_owned());
+        Self {
+            source,
+            ..Self::default()
+        }
+    }
+
     /// Finds the runtime whose configuration directory is `conf_dir`, or else the first whose directory exists. Returns
     /// the files that cannot be used with the errors.
     pub fn find(root: &Path, conf_dir: Option<&Path>) -> (Self, Vec<(PathBuf, String)>) {
@@ -141,10 +149,7 @@ impl Search<'_> {
         if disabled.any(|name| CRI.contains(&name)) {
             return None;
         }
-        let mut runtime = Runtime {
-            source: Some(path.to_owned()),
-            ..Runtime::default()
-        };
+        let mut runtime = Runtime::of(path);
         self.override_with_imports(&mut runtime, path, &file, MAX_IMPORT_DEPTH);
         Some(runtime)
     }
@@ -171,17 +176,13 @@ impl Search<'_> {
         paths.extend(self.list_files(Path::new(CRIO_DIR), |name| name.ends_with(".conf")));
         let mut runtime = None;
         for path in paths {
-            let Some(file) = self.read(&path) else {
-                continue;
-            };
-            let found: &mut Runtime = runtime.get_or_insert_with(|| Runtime {
-                source: Some(path.clone()),
-                ..Runtime::default()
-            });
-            let before = (found.conf_dir.clone(), found.bin_dirs.clone());
-            found.override_by_crio(&file);
-            if before != (found.conf_dir.clone(), found.bin_dirs.clone()) {
-                found.source = Some(path);
+            if let Some(file) = self.read(&path) {
+                let runtime = runtime.get_or_insert_with(|| Runtime::of(&path));
+                let before = (runtime.conf_dir.clone(), runtime.bin_dirs.clone());
+                runtime.override_by_crio(&file);
+                if before != (runtime.conf_dir.clone(), runtime.bin_dirs.clone()) {
+                    runtime.source = Some(path);
+                }
             }
         }
         runtime

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -86,23 +86,13 @@ async fn leave_chain(installer: &mut Installer, how: UninstallMode) -> anyhow::R
 }
 
 async fn remove_plugin(installer: &mut Installer, how: UninstallMode) -> anyhow::Result<String> {
-    for dir in installer
-        .desired
-        .runtime
-        .bin_dirs
-        .iter()
-        .map(|dir| installer.at(dir))
-    {
+    for dir in installer.plugin_dirs() {
         files::remove_temporaries(&dir)
             .with_context(|| format!("cannot clean up {}", dir.display()))?;
     }
     let record = &installer.record;
-    let paths: Vec<_> = record
-        .binary
-        .iter()
-        .chain(&record.earlier_binaries)
-        .cloned()
-        .collect();
+    let paths = record.binary.iter().chain(&record.earlier_binaries);
+    let paths: Vec<_> = paths.cloned().collect();
     if paths.is_empty() {
         return Ok("no plugin to remove".to_owned());
     }
@@ -161,7 +151,11 @@ fn remove_state(installer: &Installer) -> anyhow::Result<String> {
 
 impl Installer {
     pub(crate) fn has_istio_cni(&self) -> bool {
-        let mut dirs = self.desired.runtime.bin_dirs.iter().map(|dir| self.at(dir));
-        dirs.any(|dir| dir.join(ISTIO_CNI).exists())
+        self.plugin_dirs().any(|dir| dir.join(ISTIO_CNI).exists())
+    }
+
+    fn plugin_dirs(&self) -> impl Iterator<Item = PathBuf> {
+        let dirs = &self.desired.runtime.bin_dirs;
+        dirs.iter().map(|dir| self.at(dir))
     }
 }
