@@ -19,25 +19,6 @@ use crate::directory::{MAX_BYTES, is_missing};
 /// The suffix of temporary files, which no runtime loads.
 const TEMPORARY_SUFFIX: &str = ".inpod.tmp";
 
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ReplaceError {
-    /// The file does not have the expected content.
-    #[error("it was changed at the same time")]
-    Raced,
-    #[error(transparent)]
-    Io(io::Error),
-}
-
-impl From<io::Error> for ReplaceError {
-    /// A file that does not exist any more does not have the expected content either.
-    fn from(error: io::Error) -> Self {
-        if error.kind() == io::ErrorKind::NotFound {
-            return Self::Raced;
-        }
-        Self::Io(error)
-    }
-}
-
 pub(crate) fn create_private_directory(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
@@ -48,64 +29,60 @@ pub(crate) fn write(dir: &Path, name: &str, content: &[u8], mode: u32) -> io::Re
     rename(temporary, dir, name)
 }
 
-/// Replaces a file that has the expected content, and keeps its mode and owner. The new and the old file are exchanged
-/// and the old file is verified afterwards, so that no write of the owner is lost.
-pub(crate) fn replace(
-    dir: &Path,
-    name: &str,
-    expected: &[u8],
-    content: &[u8],
-) -> Result<(), ReplaceError> {
+/// Replaces a file, and keeps its mode and owner. The new and the old file are exchanged and the old file is verified
+/// afterwards, so that no write of the owner is lost. Returns false if the file did not have the expected content.
+pub(crate) fn replace(dir: &Path, name: &str, expected: &[u8], content: &[u8]) -> io::Result<bool> {
     let target = dir.join(name);
     let found = fs::metadata(&target)?;
     let temporary = write_temporary(dir, name, content, |file| copy_attributes(file, &found))?;
     match exchange(&temporary, &target) {
         Ok(()) => {}
         // File systems without support for the exchange (NFS, some FUSE): compare the content just before the rename.
-        Err(Errno::EINVAL | Errno::ENOSYS) if is_content(&target, expected) => {
-            return Ok(rename(temporary, dir, name)?);
+        Err(Errno::EINVAL | Errno::ENOSYS) => {
+            let is_expected = is_content(&target, expected);
+            if is_expected {
+                rename(temporary, dir, name)?;
+            }
+            return Ok(is_expected);
         }
-        Err(Errno::EINVAL | Errno::ENOSYS) => return Err(ReplaceError::Raced),
-        Err(error) => return Err(io::Error::from(error).into()),
+        Err(error) => return Err(error.into()),
     }
     // After the exchange, the temporary name holds the old content.
     if is_content(&temporary, expected) {
-        return Ok(sync_dir(dir)?);
+        sync_dir(dir)?;
+        return Ok(true);
     }
     // Restores the owner's content. If the owner wrote again in the meantime, the last write wins.
-    exchange(&temporary, &target).map_err(io::Error::from)?;
+    exchange(&temporary, &target)?;
     if !is_content(&temporary, content) {
-        exchange(&temporary, &target).map_err(io::Error::from)?;
+        exchange(&temporary, &target)?;
     }
-    Err(ReplaceError::Raced)
+    Ok(false)
 }
 
 fn exchange(one: &Path, other: &Path) -> nix::Result<()> {
     renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE)
 }
 
-/// Removes a file that has the expected content, if there is any expectation.
-pub(crate) fn remove(dir: &Path, name: &str, expected: Option<&[u8]>) -> Result<(), ReplaceError> {
+/// Removes a file. Returns false if the file did not have the expected content, if there is any expectation.
+pub(crate) fn remove(dir: &Path, name: &str, expected: Option<&[u8]>) -> io::Result<bool> {
     let target = dir.join(name);
     let Some(expected) = expected else {
         remove_if_exists(&target)?;
-        return Ok(sync_dir(dir)?);
+        sync_dir(dir)?;
+        return Ok(true);
     };
     let temporary = write_temporary(dir, name, &[], |_| Ok(()))?;
     fs::rename(&target, &temporary)?;
     if is_content(&temporary, expected) {
-        return Ok(sync_dir(dir)?);
+        sync_dir(dir)?;
+        return Ok(true);
     }
     // The owner's newer file goes back, unless the owner has written again.
-    match renameat2(
-        AT_FDCWD,
-        &*temporary,
-        AT_FDCWD,
-        &target,
-        RenameFlags::RENAME_NOREPLACE,
-    ) {
-        Ok(()) | Err(Errno::EEXIST) => Err(ReplaceError::Raced),
-        Err(error) => Err(io::Error::from(error).into()),
+    let flags = RenameFlags::RENAME_NOREPLACE;
+    match renameat2(AT_FDCWD, &*temporary, AT_FDCWD, &target, flags) {
+        Ok(()) | Err(Errno::EEXIST) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -198,7 +175,7 @@ mod tests {
         let path = dir.path().join("10-a.conflist");
         fs::write(&path, "old").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
-        replace(dir.path(), "10-a.conflist", b"old", b"new").unwrap();
+        assert!(replace(dir.path(), "10-a.conflist", b"old", b"new").unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o640);
         write(dir.path(), "own", b"x", 0o600).unwrap();
@@ -214,12 +191,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.conflist");
         fs::write(&path, "newer").unwrap();
-        let raced = replace(dir.path(), "a.conflist", b"old", b"ours");
-        assert!(matches!(raced, Err(ReplaceError::Raced)));
+        assert!(!replace(dir.path(), "a.conflist", b"old", b"ours").unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"newer");
         fs::remove_file(&path).unwrap();
-        let raced = replace(dir.path(), "a.conflist", b"old", b"ours");
-        assert!(matches!(raced, Err(ReplaceError::Raced)));
+        let error = replace(dir.path(), "a.conflist", b"old", b"ours").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
         assert!(names(dir.path()).is_empty());
     }
 

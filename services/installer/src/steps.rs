@@ -1,14 +1,8 @@
 //! Splits a plan into steps, each of which is one rename.
 
-use std::path::Path;
+use std::{io::ErrorKind, path::Path};
 
-use crate::{
-    Directory,
-    error::ChainError,
-    files::{self, ReplaceError},
-    plan::Plan,
-    record::Record,
-};
+use crate::{Directory, error::ChainError, files, plan::Plan, record::Record};
 
 /// The change of a file to `content`, which fails unless the file is as `expected`; `None` is a file that does not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,12 +67,38 @@ pub fn apply(dir: &Path, step: &Step) -> Result<(), ChainError> {
     let changed = match (&step.expected, &step.content) {
         (expected, None) => files::remove(dir, name, expected.as_deref()),
         (Some(expected), Some(content)) => files::replace(dir, name, expected, content),
-        (None, Some(content)) => {
-            files::write(dir, name, content, step.mode).map_err(ReplaceError::Io)
-        }
+        (None, Some(content)) => files::write(dir, name, content, step.mode).map(|()| true),
     };
-    changed.map_err(|error| match error {
-        ReplaceError::Raced => ChainError::Raced(path),
-        ReplaceError::Io(source) => ChainError::Write { path, source },
-    })
+    match changed {
+        Ok(true) => Ok(()),
+        Err(source) if step.expected.is_none() || source.kind() != ErrorKind::NotFound => {
+            Err(ChainError::Write { path, source })
+        }
+        // A file that does not exist any more does not have the expected content either.
+        Ok(false) | Err(_) => Err(ChainError::Raced(path)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_for_a_file_that_vanished_is_raced() {
+        let dir = tempfile::tempdir().unwrap();
+        let step = |expected: Option<&[u8]>, content: Option<&[u8]>| Step {
+            name: "a.conflist".to_owned(),
+            expected: expected.map(<[u8]>::to_owned),
+            content: content.map(<[u8]>::to_owned),
+            mode: 0o600,
+            cause: Cause::Followed,
+        };
+        for content in [None, Some(b"new".as_slice())] {
+            let applied = apply(dir.path(), &step(Some(b"old"), content));
+            assert!(matches!(applied, Err(ChainError::Raced(_))), "{content:?}");
+        }
+        let missing = dir.path().join("missing");
+        let applied = apply(&missing, &step(None, Some(b"new")));
+        assert!(matches!(applied, Err(ChainError::Write { .. })));
+    }
 }
