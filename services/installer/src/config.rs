@@ -233,9 +233,8 @@ fn file_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Er
 fn list_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let name = file_name(deserializer)?;
     if !name.ends_with(".conflist") {
-        return Err(D::Error::custom(format!(
-            "\"{name}\" does not end in .conflist"
-        )));
+        let message = format!("\"{name}\" does not end in .conflist");
+        return Err(D::Error::custom(message));
     }
     Ok(name)
 }

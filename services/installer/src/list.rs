@@ -88,15 +88,7 @@ impl Conflist {
         let plugins = plugins.into_iter().enumerate().map(|(index, text)| {
             Plugin::new(text).map_err(|problem| Malformed::Plugin { index, problem })
         });
-        let plugins: Result<_, _> = plugins.collect();
-        Ok(Self {
-            name: name_of(&members)?,
-            versions: versions(&members)?,
-            plugins: plugins?,
-            is_single: false,
-            members,
-            content: content.to_owned(),
-        })
+        Self::of(members, plugins.collect(), content)
     }
 
     /// Parses a single plugin into a list, as runtimes do (libcni, `ConfListFromConf`).
@@ -113,13 +105,24 @@ impl Conflist {
             Err(_) if members.contains_key("plugins") => return Err(Malformed::ListInConf),
             Err(problem) => return Err(Malformed::Plugin { index: 0, problem }),
         };
-        let name = name_of(&members)?;
         members.retain(|key, _| matches!(key.as_str(), "name" | "cniVersion"));
+        let list = Self::of(members, Ok(vec![plugin]), content)?;
         Ok(Self {
-            name,
-            versions: versions(&members)?,
-            plugins: vec![plugin],
             is_single: true,
+            ..list
+        })
+    }
+
+    fn of(
+        members: Members,
+        plugins: Result<Vec<Plugin>, Malformed>,
+        content: &[u8],
+    ) -> Result<Self, Malformed> {
+        Ok(Self {
+            name: member(&members, "name", "a string")?.ok_or(Malformed::Missing("name"))?,
+            versions: versions(&members)?,
+            plugins: plugins?,
+            is_single: false,
             members,
             content: content.to_owned(),
         })
@@ -233,10 +236,6 @@ fn member<T: DeserializeOwned>(
     let value = members.get(key);
     let value = value.map(|value| serde_json::from_str(value.get()));
     value.transpose().map_err(|_| wrong(key, expected))
-}
-
-fn name_of(members: &Members) -> Result<String, Malformed> {
-    member(members, "name", "a string")?.ok_or(Malformed::Missing("name"))
 }
 
 fn versions(members: &Members) -> Result<Vec<String>, Malformed> {

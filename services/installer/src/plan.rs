@@ -21,7 +21,8 @@ pub type Files = BTreeMap<String, Option<Vec<u8>>>;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     pub files: Files,
-    /// The files that differ because of inpod after the plan. The other files belong to their owners again.
+    /// The files that differ because of inpod after the plan, and no file if inpod leaves. All other files belong to their
+    /// owners again.
     pub changed: BTreeMap<String, ChangedFile>,
     /// The file whose network inpod's copy has.
     pub joined: Option<String>,
@@ -411,13 +412,6 @@ impl<'a> Planner<'a> {
         let files = self.foreign_files();
         let valid = files.filter_map(|file| Some((file, file.list()?)));
         valid.filter(|(_, list)| self.desired.is_selected(list))
-    }
-}
-
-impl Plan {
-    /// Returns whether inpod leaves the directory.
-    pub fn is_removal(&self) -> bool {
-        self.changed.is_empty()
     }
 }
 

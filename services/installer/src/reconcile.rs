@@ -75,15 +75,12 @@ impl Installer {
     /// Fails if another installer runs, or if the record is unusable.
     pub fn new(config: Config, metrics: Metrics) -> anyhow::Result<Self> {
         let dir = config.record_dir();
+        let shown = dir.display();
         files::create_private_directory(&dir).with_context(|| {
-            format!(
-                "cannot create {}; check that it is mounted and writable",
-                dir.display()
-            )
+            format!("cannot create {shown}; check that it is mounted and writable")
         })?;
         let lock = lock(&dir)?;
-        files::remove_temporaries(&dir)
-            .with_context(|| format!("cannot clean up {}", dir.display()))?;
+        files::remove_temporaries(&dir).with_context(|| format!("cannot clean up {shown}"))?;
         let mut desired = DesiredChain::new(&config);
         desired.runtime = find_runtime(&config).unwrap_or_default();
         let bin = desired.runtime.bin_dirs.first().cloned();
@@ -255,15 +252,12 @@ impl Installer {
             Err(BinaryError::Unusable { .. }) => "unusable",
             Err(_) => "failed",
         });
-        match &installed {
-            Ok(()) => tracing::info!(dir = %self.bin.display(), "Installed the plugin"),
-            // Nothing was installed, so the record must not name the file: a plugin that someone else installs later
-            // must stay.
-            Err(_) => self
-                .update_record(|record| *record = before)
-                .unwrap_or_else(|error| {
-                    tracing::warn!(why = with_causes(&error), "Cannot write the record");
-                }),
+        if installed.is_ok() {
+            tracing::info!(dir = %self.bin.display(), "Installed the plugin");
+        } else if let Err(error) = self.update_record(|record| *record = before) {
+            // A record that names the file although nothing was installed would remove a plugin that someone else
+            // installs later.
+            tracing::warn!(why = with_causes(&error), "Cannot write the record");
         }
         installed
     }
@@ -356,8 +350,8 @@ impl Installer {
         })?;
         for step in steps {
             steps::apply(&self.at(conf), step)?;
-            let cause = plan.is_removal().then_some("leaving");
-            let cause = cause.unwrap_or(step.cause.as_str());
+            let leaving = plan.changed.is_empty().then_some("leaving");
+            let cause = leaving.unwrap_or(step.cause.as_str());
             self.metrics.rewritten(cause);
             tracing::info!(file = step.name, cause, "Changed the chain");
         }
@@ -370,10 +364,10 @@ impl Installer {
 
     pub(crate) fn update_record(
         &mut self,
-        change: impl FnOnce(&mut Record),
+        edit: impl FnOnce(&mut Record),
     ) -> Result<(), RecordError> {
         let mut record = self.record.clone();
-        change(&mut record);
+        edit(&mut record);
         if self.record != record {
             record.write(&self.config.record_dir())?;
             self.record = record;

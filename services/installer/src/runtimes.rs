@@ -74,14 +74,10 @@ impl Runtime {
     /// Finds the runtime whose configuration directory is `conf_dir`, or else the first whose directory exists. Returns
     /// the files that cannot be used with the errors.
     pub fn find(root: &Path, conf_dir: Option<&Path>) -> (Self, Vec<(PathBuf, String)>) {
-        let mut search = Search {
-            root,
-            unreadable: Vec::new(),
-        };
-        let containerd = CONTAINERD.iter().map(Path::new);
-        let mut found: Vec<_> = containerd
-            .filter_map(|path| search.containerd(path))
-            .collect();
+        let unreadable = Vec::new();
+        let mut search = Search { root, unreadable };
+        let paths = CONTAINERD.iter().map(Path::new);
+        let mut found: Vec<_> = paths.filter_map(|it| search.containerd(it)).collect();
         found.extend(search.crio());
         let is_wanted = |runtime: &Self| match conf_dir {
             Some(dir) => runtime.conf_dir == dir,

@@ -277,18 +277,18 @@ fn istio_cnis_entry_is_removed_and_comes_back_on_handover() {
 }
 
 #[test]
-fn istio_cnis_entry_comes_back_even_if_the_primary_was_written_anew() {
-    let mut world = World::new(
-        &[("mode", "in-place")],
-        &[("10-a.conflist", WITH_ISTIO_CNI)],
-    );
-    world.settle();
-    world
-        .files
-        .insert("10-a.conflist".to_owned(), PRIMARY.to_owned());
-    world.settle();
-    world.leave(Restore::WithIstioCni);
-    assert_eq!(world.types("10-a.conflist"), ["calico", "istio-cni"]);
+fn istio_cnis_entry_comes_back_into_a_rewritten_primary() {
+    for is_followed in [true, false] {
+        let files = [("10-a.conflist", WITH_ISTIO_CNI)];
+        let mut world = World::new(&[("mode", "in-place")], &files);
+        world.settle();
+        world.put("10-a.conflist", PRIMARY);
+        if is_followed {
+            world.settle();
+        }
+        world.leave(Restore::WithIstioCni);
+        assert_eq!(world.types("10-a.conflist"), ["calico", "istio-cni"]);
+    }
 }
 
 #[test]
