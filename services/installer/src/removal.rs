@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use serde_json::value::RawValue;
-
 use crate::{
     INPOD_CNI, ISTIO_CNI, NetworkFile, Plugin,
     plan::{Files, Plan, PlanError, Planner, is_istio_file, stem},
@@ -153,8 +151,12 @@ impl Planner<'_> {
             (Restore::ExceptIstioCni, Some(_)) if is_istio_file(&file) => None,
             (Restore::ExceptIstioCni, Some(list)) => list.without(ISTIO_CNI),
             (Restore::WithIstioCni, Some(list)) if list.plugin(ISTIO_CNI).is_none() => {
-                let entry = changed.istio_entry.as_ref().and_then(istio_entry);
-                Some(entry.map_or_else(|| file.content.clone(), |it| list.with(&it, INPOD_CNI)))
+                let text = changed.istio_entry.as_ref().map(Content::bytes);
+                let text = text.and_then(|text| serde_json::from_slice(text).ok());
+                match text.and_then(|text| Plugin::new(text).ok()) {
+                    Some(entry) => Some(list.with(&entry, INPOD_CNI)),
+                    None => Some(file.content),
+                }
             }
             _ => Some(file.content),
         }
@@ -186,9 +188,4 @@ impl Planner<'_> {
         file.list()?
             .without_calls(&own, primary.map(String::as_str))
     }
-}
-
-fn istio_entry(entry: &Content) -> Option<Plugin> {
-    let text = String::from_utf8_lossy(entry.bytes()).into_owned();
-    Plugin::new(RawValue::from_string(text).ok()?).ok()
 }

@@ -41,10 +41,8 @@ fn upper_directory(path: &Path) -> Option<PathBuf> {
     let device = fs::metadata(path).ok()?.dev();
     let device = format!("{}:{}", major(device), minor(device));
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let mut mounts = mounts
-        .lines()
-        .filter(|line| line.split(' ').nth(2) == Some(&device));
-    let options = mounts.next()?.rsplit(' ').next()?;
+    let is_mount = |line: &&str| line.split(' ').nth(2) == Some(&device);
+    let options = mounts.lines().find(is_mount)?.rsplit(' ').next()?;
     let mut options = options.split(',');
     options.find_map(|option| Some(option.strip_prefix("upperdir=")?.into()))
 }
