@@ -7,15 +7,8 @@ use serde_json::{Value, value::to_raw_value};
 
 use crate::{Conflist, INPOD_CNI, Plugin};
 
-/// The types of meta plugins whose configuration need not show the called network.
-const KINDS: [&str; 6] = [
-    "multus",
-    "multus-shim",
-    "danm",
-    "genie",
-    "galaxy-sdn",
-    "knitter",
-];
+/// The beginnings of types of meta plugins whose configuration need not show the called network.
+const KINDS: [&str; 5] = ["multus", "danm", "genie", "galaxy-sdn", "knitter"];
 
 impl Conflist {
     /// Returns the type of the list's meta plugin, if the network of the list is made by one.
@@ -26,7 +19,8 @@ impl Conflist {
             text.get("delegates").is_some_and(Value::is_array)
                 || text.get("clusterNetwork").is_some()
         };
-        let is_meta = KINDS.contains(&first.kind.as_str()) || calls_others();
+        let is_known = KINDS.iter().any(|kind| first.kind.starts_with(kind));
+        let is_meta = is_known || calls_others();
         is_meta.then_some(first.kind.as_str())
     }
 

@@ -594,8 +594,15 @@ fn the_file_that_multus_names_is_joined_and_left() {
 
 #[test]
 fn a_meta_plugin_is_never_copied() {
-    for kind in ["multus", "danm", "genie", "unknown"] {
-        let meta = format!(r#"{{"name":"m","cniVersion":"0.3.1","type":"{kind}","delegates":[]}}"#);
+    // An unknown plugin is a meta plugin by what it calls.
+    for plugin in [
+        r#""type":"multus""#,
+        r#""type":"multus-cni""#,
+        r#""type":"danm""#,
+        r#""type":"genie""#,
+        r#""type":"unknown","delegates":[]"#,
+    ] {
+        let meta = format!(r#"{{"name":"m","cniVersion":"0.3.1",{plugin}}}"#);
         let world = World::new(&[], &[("00-meta.conf", &meta)]);
         assert!(matches!(world.problem(), PlanError::OnlyMeta { .. }));
         let files = [("00-meta.conf", meta.as_str()), ("10-a.conflist", PRIMARY)];
