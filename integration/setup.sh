@@ -241,14 +241,15 @@ need_apiserver() {
 # kubectl, which runs deploy/kubectl-inpod.
 need_kubectl() { kubernetes_program kubectl KUBECTL 'about three'; }
 
-# Everything for a cluster of one node.
+# Everything for a cluster without a mesh.
 need_kubernetes() {
   # helm asks this server for its version, which programs that were built before did not know.
-  need_apiserver && kubernetes_program kube-apiserver KUBE_APISERVER 'about ten' -versioned && need_kubectl && need_runtimes && need_commands strip:binutils pgrep:procps ipset:ipset
+  need_apiserver && kubernetes_program kube-apiserver KUBE_APISERVER 'about ten' -versioned && need_kubectl && need_runtimes && need_commands strip:binutils pgrep:procps ipset:ipset iptables:iptables
   need_helm
   kubernetes_program kube-controller-manager KUBE_CONTROLLER_MANAGER 'a few'
   kubernetes_program kube-scheduler KUBE_SCHEDULER 'a few'
   kubernetes_program kubelet KUBELET 'a few'
+  kubernetes_program kube-proxy KUBE_PROXY 'less than one'
 }
 
 # Istio's node agent and its plugin, from Istio's Go module; 1.x releases have no tag there, hence the

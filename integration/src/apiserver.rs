@@ -50,11 +50,19 @@ rules:
 - level: None
 "#;
 
-/// Each line has token, user, UID and groups. The second user is the kubelet of [`crate::kubernetes::NODE`].
-const TOKENS: &str =
-    "admin,admin,admin,system:masters\nnode,system:node:node-1,node-1,system:nodes\n";
+/// Each line has token, user, UID and groups; the kubelets of [`crate::kubernetes::NodeConfig`] have a line each.
+const TOKENS: &str = "\
+admin,admin,admin,system:masters
+kube-proxy,system:kube-proxy,kube-proxy
+node-1,system:node:node-1,node-1,system:nodes
+node-2,system:node:node-2,node-2,system:nodes
+node-3,system:node:node-3,node-3,system:nodes
+node-4,system:node:node-4,node-4,system:nodes
+node-5,system:node:node-5,node-5,system:nodes
+node-6,system:node:node-6,node-6,system:nodes
+";
 
-/// The address of the server; the addresses of the nodes follow.
+/// The address of the server; the addresses of the nodes follow. Each is in fd78::/64, too, with the same last part.
 const ADDRESS: &str = "10.78.0.1";
 
 /// A locally administered address for the server's end of the link.
@@ -111,6 +119,7 @@ impl ApiServer {
                 "ip", "link", "add", "api0", "address", MAC, "type", "bridge",
             ][..],
             &["ip", "addr", "add", "10.78.0.1/16", "dev", "api0"],
+            &["ip", "addr", "add", "fd78::1/64", "dev", "api0", "nodad"],
             &["ip", "link", "set", "api0", "up"],
         ] {
             exec_in(netns.path(), command)?;
@@ -150,7 +159,7 @@ impl ApiServer {
             format!("--bind-address={ADDRESS}"),
             format!("--advertise-address={ADDRESS}"),
             "--secure-port=6443".to_owned(),
-            "--service-cluster-ip-range=10.79.0.0/24".to_owned(),
+            "--service-cluster-ip-range=10.79.0.0/24,fd79::/112".to_owned(),
             format!("--cert-dir={}", file("certs")),
             format!("--token-auth-file={}", file("tokens.csv")),
             "--authorization-mode=Node,RBAC".to_owned(),
@@ -211,6 +220,9 @@ impl ApiServer {
             &["ip", "link", "set", &here, "master", "api0", "up"],
         )?;
         exec_in(node.path(), &["ip", "addr", "add", &address, "dev", "api0"])?;
+        let address = format!("fd78::{number}/64");
+        let address = ["addr", "add", &address, "dev", "api0", "nodad"];
+        exec_in(node.path(), &[&["ip"][..], &address].concat())?;
         exec_in(node.path(), &["ip", "link", "set", "api0", "up"]).map(drop)
     }
 

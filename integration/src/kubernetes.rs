@@ -1,10 +1,11 @@
-//! A Kubernetes cluster with a single node: the API server, the controllers and the scheduler share a network, and a
-//! [`Machine`] with containerd and a kubelet has its own.
+//! A Kubernetes cluster: the API server, the controllers and the scheduler share a network, and each node is a
+//! [`Machine`] with containerd, a kubelet and kube-proxy, which has its own.
 
 mod files;
 mod image;
 mod logs;
 mod machine;
+mod node;
 mod traffic;
 
 use std::{
@@ -20,34 +21,38 @@ use serde_json::{Value, json};
 
 pub use image::{Image, PREVIOUS_VERSION, VERSION, pack_image, previous};
 pub use machine::Machine;
+pub use node::{Chain, NodeConfig, ProxyMode};
 pub use traffic::{Report, Traffic, ask, get};
 
 use crate::{
     ApiServer,
     apiserver::process::{enter, spawn, tool},
     bin, eventually,
-    pod::exec_in,
     process::succeeded,
 };
 
 pub const NODE: &str = "node-1";
+
+/// The node of a cluster that has only one.
+pub const ONLY: NodeConfig = NodeConfig::new(1, Chain::Bridge, ProxyMode::Nftables);
 
 /// The time for several components in sequence. A kubelet retries a refused sandbox after about 12 s; the third restart
 /// of a container waits up to 40 s.
 pub const LONG: Duration = Duration::from_secs(120);
 
 /// The server's flags, like those of usual clusters: pods run as existing service accounts and may request root's
-/// rights. The server calls the pods of a Service itself, because nothing here translates Service addresses.
+/// rights. The server calls the pods of a Service itself, because no kube-proxy runs beside the server.
 const SETTINGS: &[&str] = &[
     "--allow-privileged=true",
     "--kubelet-preferred-address-types=InternalIP",
     "--enable-aggregator-routing=true",
+    "--api-audiences=https://kubernetes.default.svc,kubernetes.default.svc",
 ];
 
 /// A running cluster; all its processes end on drop.
 #[derive(Debug)]
 pub struct Cluster {
-    pub machine: Machine,
+    machines: Vec<Machine>,
     /// A network outside the cluster, with a route to the cluster's pods.
     pub outside: Netns,
     controllers: Mutex<Vec<Child>>,
@@ -55,18 +60,25 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster, whose node is ready and has these images.
-    pub fn start(images: &[Image]) -> anyhow::Result<Self> {
+    /// Starts a cluster, whose nodes are ready and have these images.
+    pub fn start(nodes: &[NodeConfig], images: &[Image]) -> anyhow::Result<Self> {
         // A missing program is named before anything starts.
-        for name in ["KUBE_CONTROLLER_MANAGER", "KUBE_SCHEDULER", "KUBELET"] {
+        for name in [
+            "KUBE_CONTROLLER_MANAGER",
+            "KUBE_SCHEDULER",
+            "KUBELET",
+            "KUBE_PROXY",
+        ] {
             tool(name)?;
         }
         let server = Arc::new(ApiServer::start_with(SETTINGS)?);
-        let machine = Machine::new(Arc::clone(&server), images)?;
-        route_to_pods(server.netns())?;
+        let make = |node: &NodeConfig| Machine::new(Arc::clone(&server), *node);
+        let machines = nodes.iter().map(make).collect::<Result<Vec<_>, _>>()?;
+        provide(&server, &machines, images)?;
+        route_to_pods(server.netns(), nodes)?;
         let cluster = Self {
-            outside: outside(&server)?,
-            machine,
+            outside: outside(&server, nodes)?,
+            machines,
             controllers: Mutex::default(),
             server,
         };
@@ -75,8 +87,13 @@ impl Cluster {
             &controller_manager(&cluster.server),
         )?;
         cluster.control("KUBE_SCHEDULER", &[])?;
-        cluster.machine.boot()?;
+        cluster.machines.iter().try_for_each(Machine::switch_on)?;
+        cluster.machines.iter().try_for_each(Machine::until_ready)?;
         Ok(cluster)
+    }
+
+    pub fn machines(&self) -> &[Machine] {
+        &self.machines
     }
 
     /// Starts a component in the network of the API server.
@@ -162,6 +179,16 @@ impl Cluster {
         succeeded("helm", &command.env("HOME", self.server.file("")).output()?)
     }
 
+    /// Runs kubectl as the same user.
+    pub fn kubectl(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let mut command = enter(self.server.netns(), &tool("KUBECTL")?);
+        command.args(arguments).env("KUBECONFIG", self.kubeconfig());
+        succeeded(
+            "kubectl",
+            &command.env("HOME", self.server.file("")).output()?,
+        )
+    }
+
     /// Returns the configuration of a user with every right.
     pub fn kubeconfig(&self) -> PathBuf {
         self.server.file("admin.kubeconfig")
@@ -209,23 +236,35 @@ fn controller_manager(server: &ApiServer) -> Vec<String> {
     ]
 }
 
-fn outside(server: &ApiServer) -> anyhow::Result<Netns> {
+fn outside(server: &ApiServer, nodes: &[NodeConfig]) -> anyhow::Result<Netns> {
     let name = format!(
         "out-{}",
         server.file("").display().to_string().replace('/', "")
     );
     let netns = crate::pod::make_netns(&name)?;
     server.plug_at(&netns, 99)?;
-    route_to_pods(&netns)?;
+    route_to_pods(&netns, nodes)?;
     Ok(netns)
 }
 
-/// Adds routes to the pods by way of the node, which knows how to reach the pods.
-fn route_to_pods(netns: &Netns) -> anyhow::Result<()> {
-    let via = machine::ADDRESS;
-    files::PODS.iter().try_for_each(|pods| {
-        exec_in(netns.path(), &["ip", "route", "add", pods, "via", via]).map(drop)
-    })
+/// Adds routes to the pods by way of their nodes, which know how to reach the pods.
+fn route_to_pods(netns: &Netns, nodes: &[NodeConfig]) -> anyhow::Result<()> {
+    nodes
+        .iter()
+        .try_for_each(|node| node.route_from(netns.path()))
+}
+
+/// Packs the images once, for all machines.
+fn provide(server: &ApiServer, machines: &[Machine], images: &[Image]) -> anyhow::Result<()> {
+    let dir = server.file("images");
+    std::fs::create_dir_all(&dir)?;
+    for image in images {
+        let archive = image.write(&dir)?;
+        machines
+            .iter()
+            .try_for_each(|machine| machine.provide(&archive))?;
+    }
+    Ok(std::fs::remove_dir_all(dir)?)
 }
 
 pub fn is(object: &Value, condition: &str) -> bool {

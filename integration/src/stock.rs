@@ -43,7 +43,7 @@ pub struct Carried {
 
 impl Carried {
     /// Parses a line of the log; returns `None` if the line is not about a connection.
-    fn parse(line: &str) -> Option<Self> {
+    pub fn parse(line: &str) -> Option<Self> {
         let line: Value = serde_json::from_str(line).ok()?;
         let text = |name: &str| line.get(name).and_then(Value::as_str).map(str::to_owned);
         let address = |name: &str| text(name)?.parse().ok();

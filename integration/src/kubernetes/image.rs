@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
-use crate::{bin, run};
+use crate::{bin, istio_cni_programs, run, tool};
 
 /// The processor architecture; OCI uses the names of Go.
 const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") {
@@ -20,6 +20,13 @@ const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") {
 
 /// The path of busybox in Debian's package busybox-static.
 const BUSYBOX: &str = "/usr/bin/busybox";
+
+/// The extensions of iptables.
+const MATCHES: &str = if cfg!(target_arch = "aarch64") {
+    "/usr/lib/aarch64-linux-gnu/xtables"
+} else {
+    "/usr/lib/x86_64-linux-gnu/xtables"
+};
 
 /// The binaries of each image, in the file that `deploy/images/build` reads.
 const COMPONENTS: &str = include_str!("../../../deploy/images/components");
@@ -41,6 +48,17 @@ pub enum Image {
     /// `inpod.test/sidecar:1`, a proxy that prints each connection (`src/bin/sidecar/`). Like Istio's proxy, the
     /// program is started by arguments only.
     Sidecar,
+    /// `inpod.test/NAME:1`: a program without libraries that a variable of the test script names, run as Istio's user.
+    Tool {
+        name: &'static str,
+        variable: &'static str,
+    },
+    /// The stock ztunnel with its libraries.
+    StockZtunnel,
+    /// `inpod.test/install-cni:1`, istio-cni with the programs of iptables and nft that it runs.
+    IstioCni,
+    /// `inpod.test/app:1`, the echo programs of Istio's tests with a certificate.
+    Echo,
     /// An image of inpod, named `localhost/NAME:TAG` as by `deploy/images/build`, with the layout of the Containerfile.
     /// The image holds the last binaries of this workspace and their libraries. The name is one in
     /// `deploy/images/components`.
@@ -55,13 +73,23 @@ impl Image {
             Self::Busybox => "busybox",
             Self::Ztunnel => "reference-ztunnel",
             Self::Sidecar => "sidecar",
+            Self::StockZtunnel => "ztunnel",
+            Self::Echo => "app",
+            Self::IstioCni => "install-cni",
+            Self::Tool { name, .. } => name,
             Self::Shipped(name) | Self::Previous(name) => name,
         }
     }
 
     fn reference(&self) -> String {
         match self {
-            Self::Busybox | Self::Ztunnel | Self::Sidecar => {
+            Self::Busybox
+            | Self::Ztunnel
+            | Self::Sidecar
+            | Self::StockZtunnel
+            | Self::Echo
+            | Self::IstioCni
+            | Self::Tool { .. } => {
                 format!("inpod.test/{}:1", self.name())
             }
             Self::Shipped(name) => format!("localhost/{name}:{VERSION}"),
@@ -84,6 +112,14 @@ impl Image {
                 component(&root, &[self.name()], bin)?;
                 json!(["/sidecar", "original"])
             }
+            Self::StockZtunnel => component(&root, &["ztunnel"], |_| tool("ZTUNNEL"))?,
+            Self::Echo => echo(&root)?,
+            Self::IstioCni => istio_cni(&root)?,
+            Self::Tool { name, variable } => {
+                fs::create_dir_all(&root)?;
+                fs::copy(tool(variable)?, root.join(name))?;
+                json!([format!("/{name}")])
+            }
             Self::Shipped(name) => component(&root, &binaries(name)?, bin)?,
             Self::Previous(name) => {
                 // The client had an image of its own.
@@ -93,7 +129,10 @@ impl Image {
             }
         };
         let archive = dir.join(format!("{}.tar", self.name()));
-        let runs = json!({"Entrypoint": entrypoint});
+        let mut runs = json!({"Entrypoint": entrypoint});
+        if let (Self::Tool { .. } | Self::Echo, Some(runs)) = (self, runs.as_object_mut()) {
+            runs.insert("User".to_owned(), json!("1337"));
+        }
         pack_image(&work, &self.reference(), &runs, &archive)?;
         fs::remove_dir_all(work)?;
         Ok(archive)
@@ -121,6 +160,37 @@ fn busybox(root: &Path) -> anyhow::Result<Value> {
     Ok(json!(["/bin/sleep", "86400"]))
 }
 
+/// Writes what the image of Istio's tests has (pkg/test/echo/docker in Istio's module); the tests do not verify the certificate.
+fn echo(root: &Path) -> anyhow::Result<Value> {
+    let programs = std::env::var_os("ISTIO_TESTS").context("ISTIO_TESTS names no directory")?;
+    let bin = root.join("usr/local/bin");
+    fs::create_dir_all(&bin)?;
+    for program in ["server", "client"] {
+        fs::copy(Path::new(&programs).join(program), bin.join(program))?;
+    }
+    let [key, certificate] = ["cert.key", "cert.crt"].map(|name| root.join(name));
+    let [keyout, out] = [&key, &certificate].map(|path| path.display().to_string());
+    let request = [
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "30",
+        "-subj",
+        "/CN=server.default.svc.cluster.local",
+        "-addext",
+        "subjectAltName=DNS:server.default.svc",
+    ];
+    run(
+        "openssl",
+        &[&request[..], &["-keyout", &keyout, "-out", &out]].concat(),
+    )?;
+    fs::set_permissions(key, Permissions::from_mode(0o444))?;
+    Ok(json!(["/usr/local/bin/server"]))
+}
+
 /// Returns the binaries of an image; the first binary is the entrypoint.
 fn binaries(image: &str) -> anyhow::Result<Vec<&'static str>> {
     let mut lines = COMPONENTS.lines().map(str::split_whitespace);
@@ -142,15 +212,54 @@ fn component(
         run("strip", &["-o", &target, &source])?;
         let mode = if *name == "inpod-cni" { 0o555 } else { 0o111 };
         fs::set_permissions(&to, Permissions::from_mode(mode))?;
-        for library in libraries(&from)? {
-            let relative = library.strip_prefix("/").context("ldd prints full paths")?;
-            let target = root.join(relative);
-            fs::create_dir_all(target.parent().context("a file has a directory")?)?;
-            fs::copy(&library, target)?;
-        }
+        copy_libraries(root, &from)?;
     }
     let runs = names.first().context("an image runs something")?;
     Ok(json!([format!("/{runs}")]))
+}
+
+fn copy_libraries(root: &Path, program: &Path) -> anyhow::Result<()> {
+    libraries(program)?
+        .iter()
+        .try_for_each(|library| copy_to(root, library))
+}
+
+/// Copies a file of this machine to the same place in the image.
+fn copy_to(root: &Path, path: &Path) -> anyhow::Result<()> {
+    let target = root.join(path.strip_prefix("/").context("a full path")?);
+    fs::create_dir_all(target.parent().context("a file has a directory")?)?;
+    fs::copy(path, target)?;
+    Ok(())
+}
+
+/// The programs are where the Dockerfile of Istio's image puts them; Debian's iptables loads its matches from a directory.
+fn istio_cni(root: &Path) -> anyhow::Result<Value> {
+    let programs = istio_cni_programs()?;
+    for (program, to) in [
+        ("install-cni", "usr/local/bin"),
+        ("istio-cni", "opt/cni/bin"),
+    ] {
+        fs::create_dir_all(root.join(to))?;
+        fs::copy(programs.join(program), root.join(to).join(program))?;
+    }
+    for program in ["xtables-nft-multi", "xtables-legacy-multi", "nft"] {
+        let path = Path::new("/usr/sbin").join(program);
+        copy_to(root, &path).with_context(|| format!("install {program}"))?;
+        copy_libraries(root, &path)?;
+    }
+    for family in ["iptables", "ip6tables"] {
+        for part in ["", "-save", "-restore"] {
+            for (kind, target) in [("-nft", "nft"), ("-legacy", "legacy"), ("", "nft")] {
+                let name = root.join(format!("usr/sbin/{family}{kind}{part}"));
+                symlink(format!("xtables-{target}-multi"), name)?;
+            }
+        }
+    }
+    let matches = Path::new(MATCHES);
+    for entry in fs::read_dir(matches).context("install iptables")? {
+        copy_to(root, &entry?.path())?;
+    }
+    Ok(json!(["/usr/local/bin/install-cni"]))
 }
 
 /// Returns the libraries and the loader of a program (ldd(1): `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)`).

@@ -17,12 +17,15 @@ pub(super) fn diagnostics(cluster: &Cluster) -> String {
     for name in ["apiserver", "kube_controller_manager", "kube_scheduler"] {
         section(&mut diagnostics, name, &cluster.log(&format!("{name}.log")));
     }
-    for name in ["node", "containerd", "kubelet"] {
-        let path = cluster.machine.logs().join(format!("{name}.log"));
-        section(&mut diagnostics, name, &read(&path));
-    }
-    for path in files(&cluster.machine.pod_logs(), 3) {
-        section(&mut diagnostics, &path.display().to_string(), &read(&path));
+    for machine in cluster.machines() {
+        for name in ["node", "containerd", "kubelet", "kube-proxy"] {
+            let path = machine.logs().join(format!("{name}.log"));
+            let title = format!("{} of {}", name, machine.node.name());
+            section(&mut diagnostics, &title, &read(&path));
+        }
+        for path in files(&machine.pod_logs(), 3) {
+            section(&mut diagnostics, &path.display().to_string(), &read(&path));
+        }
     }
     section(&mut diagnostics, "events", &events(cluster));
     let pods = cluster.server.get("/api/v1/pods").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The machine of the node, which has its own network, mounts, pids and cgroups, with containerd and a kubelet.
+//! The machine of a node, which has its own network, mounts, pids and cgroups, with containerd and a kubelet.
 
 use std::{
     fs,
@@ -15,35 +15,19 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Image, LONG, NODE, files, is, logs};
+use super::{LONG, NodeConfig, files, image::Image, is, logs};
 use crate::{
     Access, ApiServer, TIMEOUT,
-    apiserver::process::{spawn, tool},
+    apiserver::process::spawn,
     eventually,
     pod::{exec_in, make_netns},
     run,
 };
 
-/// The address of the machine, which ends in the machine's number on the server's network.
-pub(super) const ADDRESS: &str = "10.78.0.2";
-const NUMBER: u32 = 2;
-
-/// Rules that replace kube-proxy for the Service of the API server, the only Service that pods use.
-const SERVICES: &str = "table ip services {
-  chain output {
-    type nat hook output priority -100
-    ip daddr 10.79.0.1 tcp dport 443 dnat to 10.78.0.1:6443
-  }
-  chain prerouting {
-    type nat hook prerouting priority -100
-    ip daddr 10.79.0.1 tcp dport 443 dnat to 10.78.0.1:6443
-  }
-}
-";
-
 /// A machine that can boot and lose power. Files survive a boot, except those in `/run`.
 #[derive(Debug)]
 pub struct Machine {
+    pub node: NodeConfig,
     name: String,
     dir: PathBuf,
     running: Mutex<Option<Running>>,
@@ -58,23 +42,25 @@ struct Running {
 
 impl Machine {
     /// Creates a machine that is off, with all files on its disk.
-    pub(super) fn new(server: Arc<ApiServer>, images: &[Image]) -> anyhow::Result<Self> {
+    pub(super) fn new(server: Arc<ApiServer>, node: NodeConfig) -> anyhow::Result<Self> {
         // A process in another isolation may have the same process number.
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         let name = format!("inpod-node-{now}");
         let dir = PathBuf::from("/run").join(&name);
-        files::write(&server, &dir)?;
-        let machine = Self {
+        files::write(&server, &dir, &node)?;
+        Ok(Self {
+            node,
             name,
             dir,
             running: Mutex::default(),
             server,
-        };
-        let to = machine.dir.join("images");
-        for image in images {
-            image.write(&to)?;
-        }
-        Ok(machine)
+        })
+    }
+
+    /// Puts the archive of an image on the machine, which imports the image when it boots.
+    pub(super) fn provide(&self, archive: &Path) -> anyhow::Result<()> {
+        let name = archive.file_name().context("a file has a name")?;
+        Ok(fs::hard_link(archive, self.dir.join("images").join(name))?)
     }
 
     fn running(&self) -> MutexGuard<'_, Option<Running>> {
@@ -83,10 +69,15 @@ impl Machine {
 
     /// Starts the machine, and waits until Kubernetes reports a ready node. A busy machine takes minutes for the images.
     pub fn boot(&self) -> anyhow::Result<()> {
-        self.start()?;
-        let began = SystemTime::now();
-        eventually("the node is ready", 3 * LONG, || {
-            let node = self.server.get(&format!("/api/v1/nodes/{NODE}"))?;
+        self.switch_on()?;
+        self.until_ready()
+    }
+
+    /// Waits until Kubernetes reports that the node is ready since the last start.
+    pub fn until_ready(&self) -> anyhow::Result<()> {
+        let (name, began) = (self.node.name(), SystemTime::now());
+        eventually(&format!("{name} is ready"), 3 * LONG, || {
+            let node = self.server.get(&format!("/api/v1/nodes/{name}"))?;
             ensure!(
                 is(&node, "Ready"),
                 "{}",
@@ -103,8 +94,7 @@ impl Machine {
         })
     }
 
-    fn start(&self) -> anyhow::Result<()> {
-        let kubelet = tool("KUBELET")?;
+    pub fn switch_on(&self) -> anyhow::Result<()> {
         let netns = self.network()?;
         fs::remove_file(self.dir.join("log/kubelet.log")).unwrap_or_default();
         let mut command = Command::new("nsenter");
@@ -114,7 +104,7 @@ impl Machine {
             .arg(self.dir.join("node.sh"))
             .arg(&self.name)
             .arg(&self.dir)
-            .args(files::init(&kubelet, ADDRESS))
+            .args(files::init(&self.node)?)
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .stdin(Stdio::null());
@@ -125,16 +115,22 @@ impl Machine {
 
     fn network(&self) -> anyhow::Result<Netns> {
         let netns = make_netns(&self.name)?;
-        self.server.plug_at(&netns, NUMBER)?;
+        self.server.plug_at(&netns, self.node.host())?;
         for setting in ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"] {
             exec_in(netns.path(), &["sysctl", "-qw", setting])?;
         }
         // A packet needs a route before its address can be translated.
-        let services = ["ip", "route", "add", "10.79.0.0/24", "dev", "api0"];
-        exec_in(netns.path(), &services)?;
-        let rules = self.dir.join("services.nft");
-        fs::write(&rules, SERVICES)?;
-        exec_in(netns.path(), &["nft", "-f", &rules.display().to_string()])?;
+        for services in ["10.79.0.0/24", "fd79::/112"] {
+            let route = ["ip", "route", "add", services, "dev", "api0"];
+            exec_in(netns.path(), &route)?;
+        }
+        for number in (1..=NodeConfig::MOST).filter(|number| *number != self.node.number) {
+            let other = NodeConfig {
+                number,
+                ..self.node
+            };
+            other.route_from(netns.path())?;
+        }
         Ok(netns)
     }
 
@@ -146,7 +142,7 @@ impl Machine {
         drop(running);
         let cgroups = eventually("its cgroups are gone", TIMEOUT, || self.remove_cgroups());
         // A network namespace and its link live on for a while after the name was deleted.
-        let wire = format!("api{NUMBER}");
+        let wire = format!("api{}", self.node.host());
         exec_in(self.server.netns().path(), &["ip", "link", "del", &wire])?;
         run("ip", &["netns", "del", &self.name])?;
         let memory = self.dir.join("run");
@@ -210,13 +206,13 @@ impl Machine {
         Ok(running.netns.path().to_owned())
     }
 
-    pub fn primary() -> String {
-        files::list()
+    pub fn primary(&self) -> String {
+        self.node.list().to_string()
     }
 
     /// Writes the primary network configuration, which every machine has initially.
     pub fn write_primary(&self) -> anyhow::Result<()> {
-        files::primary(&self.etc("")?)
+        files::primary(&self.etc("")?, &self.node)
     }
 
     /// Removes the primary network configuration, so that the machine lacks a network.

@@ -1,19 +1,19 @@
 //! A real Kubernetes of one node: API server, controller manager, scheduler, kubelet and containerd, with
 //! inpod from its chart and the reference ztunnel as a DaemonSet.
 
-mod agent;
-mod apps;
+pub(crate) mod agent;
+pub(crate) mod apps;
 mod chart;
 mod ends;
-mod injected;
+pub(crate) mod injected;
 mod istio_cni;
-mod mesh;
+pub(crate) mod mesh;
 mod node;
 mod probes;
 mod release;
 mod repaired;
 mod restarts;
-mod sidecar;
+pub(crate) mod sidecar;
 mod start;
 mod trace;
 mod trial;

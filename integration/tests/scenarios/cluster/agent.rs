@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use integration::{
     TIMEOUT, bin, eventually,
-    kubernetes::{Cluster, Image, LONG, text},
+    kubernetes::{Cluster, Image, LONG, Machine, NodeConfig, ONLY, text},
     tool,
 };
 use serde_json::Value;
@@ -23,67 +23,110 @@ pub(crate) const SERVICES: [&str; 4] = ["netconfig", "ztunnel-broker", "pod-even
 /// The images that the chart names.
 pub(crate) const SHIPPED: [&str; 4] = ["netconfig", "ztunnel-broker", "pod-events", "installer"];
 
-static SHARED: Mutex<Weak<Mutex<Shared>>> = Mutex::new(Weak::new());
-
-pub(crate) struct Shared {
-    cluster: Cluster,
-    pub(crate) clean: Answers,
-}
-
-pub(crate) struct ExclusiveCluster<'a>(MutexGuard<'a, Shared>);
-
-/// Waiting tests keep the cluster alive; the last one ends it.
-pub(crate) fn on_the_node(test: impl FnOnce(&ExclusiveCluster<'_>)) {
-    loop {
-        // A cluster with a failed test is not reused.
-        if let Ok(shared) = shared().lock() {
-            return test(&ExclusiveCluster(shared));
-        }
-    }
-}
-
-fn shared() -> Arc<Mutex<Shared>> {
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(cluster) = shared.upgrade().filter(|cluster| !cluster.is_poisoned()) {
-        return cluster;
-    }
-    let ours = SHIPPED.map(Image::Shipped);
-    let images = [&[Image::Busybox, Image::Ztunnel][..], &ours].concat();
-    let started = Arc::new(Mutex::new(Shared {
-        cluster: Cluster::start(&images).unwrap(),
-        clean: Answers::new(),
-    }));
-    let mut cluster = ExclusiveCluster(started.lock().unwrap());
-    cluster.0.clean = trace::of_the_node(&cluster);
+static ONE_NODE: SharedCluster = SharedCluster::new(&[ONLY], &[Image::Ztunnel], |cluster| {
     cluster
         .server
         .apply(include_str!("manifests/ztunnel.yaml"))
         .unwrap();
     cluster.install();
     cluster.until_whole();
-    drop(cluster);
-    *shared = Arc::downgrade(&started);
-    started
+});
+
+/// A cluster that the tests of a kind share, one at a time.
+pub(crate) struct SharedCluster {
+    started: Mutex<Weak<Mutex<Shared>>>,
+    nodes: &'static [NodeConfig],
+    /// Besides inpod's images and the applications'.
+    images: &'static [Image],
+    deploy: fn(&ExclusiveCluster<'_>),
+}
+
+struct Shared {
+    cluster: Cluster,
+    clean: Answers,
+}
+
+pub(crate) struct ExclusiveCluster<'a>(MutexGuard<'a, Shared>);
+
+pub(crate) fn on_the_node(test: impl FnOnce(&ExclusiveCluster<'_>)) {
+    ONE_NODE.use_for(test);
+}
+
+impl SharedCluster {
+    pub(crate) const fn new(
+        nodes: &'static [NodeConfig],
+        images: &'static [Image],
+        deploy: fn(&ExclusiveCluster<'_>),
+    ) -> Self {
+        Self {
+            started: Mutex::new(Weak::new()),
+            nodes,
+            images,
+            deploy,
+        }
+    }
+
+    /// Waiting tests keep the cluster alive; the last one ends it.
+    pub(crate) fn use_for(&self, test: impl FnOnce(&ExclusiveCluster<'_>)) {
+        loop {
+            // A cluster with a failed test is not reused.
+            if let Ok(shared) = self.start().lock() {
+                return test(&ExclusiveCluster(shared));
+            }
+        }
+    }
+
+    fn start(&self) -> Arc<Mutex<Shared>> {
+        let mut shared = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cluster) = shared.upgrade().filter(|cluster| !cluster.is_poisoned()) {
+            return cluster;
+        }
+        let ours = SHIPPED.map(Image::Shipped);
+        let images = [&[Image::Busybox][..], self.images, &ours].concat();
+        let started = Arc::new(Mutex::new(Shared {
+            cluster: Cluster::start(self.nodes, &images).unwrap(),
+            clean: Answers::new(),
+        }));
+        let mut cluster = ExclusiveCluster(started.lock().unwrap());
+        cluster.0.clean = trace::of_the_node(&cluster);
+        (self.deploy)(&cluster);
+        drop(cluster);
+        *shared = Arc::downgrade(&started);
+        started
+    }
 }
 
 impl ExclusiveCluster<'_> {
-    /// Waits until agent and ztunnel are connected.
+    /// Waits until agent and ztunnel are connected on every node.
     pub(crate) fn until_whole(&self) {
-        self.until_ready(SYSTEM, AGENT, 1).unwrap();
-        self.until_ready("istio-system", "app=ztunnel", 1).unwrap();
-        eventually("the services are at one", LONG, || {
-            let status = self.inpod(&["status"])?;
-            let words: Vec<Vec<_>> = status
-                .lines()
-                .map(|line| line.split_whitespace().collect())
-                .collect();
-            let is_told = words
-                .iter()
-                .any(|line| line.get(1..3) == Some(&["ztunnel", "yes"]));
-            ensure!(is_told, "{status}");
-            anyhow::Ok(())
-        })
-        .unwrap();
+        let nodes = self.machines().len();
+        self.until_ready(SYSTEM, AGENT, nodes).unwrap();
+        self.until_ready("istio-system", "app=ztunnel", nodes)
+            .unwrap();
+        for machine in self.machines() {
+            eventually("the services are at one", LONG, || {
+                let status = inpod_on(machine, &["status"])?;
+                let mut lines = status.lines().map(|line| line.split_whitespace());
+                let is_connected = lines.any(|line| line.skip(1).take(2).eq(["ztunnel", "yes"]));
+                ensure!(is_connected, "{status}");
+                anyhow::Ok(())
+            })
+            .unwrap();
+        }
+    }
+
+    /// Returns the first machine, which is the only one in a cluster with one node.
+    pub(crate) fn machine(&self) -> &Machine {
+        self.machines().first().unwrap()
+    }
+
+    /// Returns the machine on which a pod runs.
+    pub(crate) fn machine_of(&self, pod: &Value) -> &Machine {
+        let node = text(pod, "/spec/nodeName");
+        let mut machines = self.machines().iter();
+        machines
+            .find(|machine| machine.node.name() == node)
+            .unwrap()
     }
 
     pub(crate) fn agent(&self) -> Value {
@@ -93,9 +136,7 @@ impl ExclusiveCluster<'_> {
 
     /// Runs `inpod` as an operator on the node does.
     pub(crate) fn inpod(&self, arguments: &[&str]) -> anyhow::Result<String> {
-        let program = bin("inpod")?.display().to_string();
-        self.machine
-            .exec(&[&[program.as_str()], arguments].concat())
+        inpod_on(self.machine(), arguments)
     }
 
     /// Runs `deploy/kubectl-inpod` as a person outside the node does.
@@ -110,8 +151,7 @@ impl ExclusiveCluster<'_> {
     }
 
     pub(crate) fn explain(&self, namespace: &str, name: &str) -> anyhow::Result<Value> {
-        let printed = self.inpod(&["explain", &format!("{namespace}/{name}"), "-o", "json"])?;
-        Ok(serde_json::from_str(&printed)?)
+        explain_on(self.machine(), namespace, name)
     }
 
     /// The node before the first install.
@@ -131,7 +171,7 @@ impl ExclusiveCluster<'_> {
     fn until_in(&self, pod: &Value, expected: &str) {
         let (namespace, name) = named(pod);
         eventually("the pod is in the mesh", TIMEOUT, || {
-            let known = self.explain(namespace, name)?;
+            let known = explain_on(self.machine_of(pod), namespace, name)?;
             let state = text(&known, "/state");
             ensure!(state == "POD_STATE_ENROLLED", "{known}");
             let network = text(&known, "/sandbox/networkName");
@@ -164,7 +204,7 @@ impl ExclusiveCluster<'_> {
     pub(crate) fn until_outside(&self, pod: &Value) {
         let (namespace, name) = named(pod);
         eventually("the pod is outside of the mesh", LONG, || {
-            let known = self.explain(namespace, name)?;
+            let known = explain_on(self.machine_of(pod), namespace, name)?;
             ensure!(text(&known, "/state") == "POD_STATE_OUT", "{known}");
             let object = self.pod(namespace, name)?;
             let shown = text(
@@ -180,7 +220,7 @@ impl ExclusiveCluster<'_> {
     }
 
     pub(crate) fn in_netns(&self, pod: &Value, command: &[&str]) -> String {
-        let netns = self.machine.netns_of(uid(pod)).unwrap();
+        let netns = self.machine_of(pod).netns_of(uid(pod)).unwrap();
         let net = format!("--net={}", netns.path().display());
         integration::run("nsenter", &[&[net.as_str()], command].concat()).unwrap()
     }
@@ -193,8 +233,10 @@ impl ExclusiveCluster<'_> {
         eventually("the namespace is gone", LONG, || {
             let found = self.server.get(&format!("/api/v1/namespaces/{namespace}"));
             ensure!(found.is_err(), "{found:?}");
-            let known = self.inpod(&["pods"])?;
-            ensure!(!known.contains(&format!("{namespace} ")), "{known}");
+            for machine in self.machines() {
+                let known = inpod_on(machine, &["pods"])?;
+                ensure!(!known.contains(&format!("{namespace} ")), "{known}");
+            }
             anyhow::Ok(())
         })
         .unwrap();
@@ -215,6 +257,18 @@ impl Drop for ExclusiveCluster<'_> {
             eprintln!("{}", self.diagnostics());
         }
     }
+}
+
+/// Runs `inpod` as an operator on the node does.
+pub(crate) fn inpod_on(machine: &Machine, arguments: &[&str]) -> anyhow::Result<String> {
+    let program = bin("inpod")?.display().to_string();
+    machine.exec(&[&[program.as_str()], arguments].concat())
+}
+
+fn explain_on(machine: &Machine, namespace: &str, name: &str) -> anyhow::Result<Value> {
+    let pod = format!("{namespace}/{name}");
+    let printed = inpod_on(machine, &["explain", &pod, "-o", "json"])?;
+    Ok(serde_json::from_str(&printed)?)
 }
 
 pub(crate) fn named(pod: &Value) -> (&str, &str) {

@@ -73,7 +73,7 @@ fn a_static_pod_joins_the_mesh_and_leaves_nothing() {
             ("kind".to_owned(), json!("Pod")),
         ]);
         let file = cluster
-            .machine
+            .machine()
             .etc("kubernetes/manifests/web.json")
             .unwrap();
         fs::write(&file, pod.to_string()).unwrap();

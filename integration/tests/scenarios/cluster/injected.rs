@@ -16,10 +16,10 @@ use crate::cluster::{
     },
 };
 
-const INJECTOR: &str = "app.kubernetes.io/name=inpod-injector";
+pub(crate) const INJECTOR: &str = "app.kubernetes.io/name=inpod-injector";
 
 /// Not the default image: no registry is asked.
-const VALUES: [&str; 2] = [
+pub(crate) const VALUES: [&str; 2] = [
     "injector.enabled=true",
     "injector.config.proxy.image=inpod.test/sidecar:1",
 ];
@@ -32,7 +32,7 @@ fn names(pod: &Value, kind: &str) -> Vec<String> {
 }
 
 /// Returns an application that only keeps its own probe.
-fn plain(app: &str) -> Value {
+pub(crate) fn plain(app: &str) -> Value {
     let mut template = template(app, &[], &[application()]);
     annotate(
         &mut template,
@@ -58,7 +58,7 @@ fn make_namespace(cluster: &ExclusiveCluster<'_>) {
 }
 
 /// Waits until the API server calls the injector, with dry-run pods.
-fn until_asked(cluster: &ExclusiveCluster<'_>) {
+pub(crate) fn until_asked(cluster: &ExclusiveCluster<'_>) {
     let mut pod = plain("probe");
     let metadata = pod.pointer_mut("/metadata").unwrap();
     let metadata = metadata.as_object_mut().unwrap();

@@ -20,7 +20,7 @@ pub(crate) fn taken(cluster: &ExclusiveCluster<'_>, pod: &Value, listener: u64) 
             && access.uid == text(pod, "/metadata/uid")
             && access.listener == listener
     };
-    let all = cluster.machine.accesses().unwrap();
+    let all = cluster.machine().accesses().unwrap();
     all.iter().filter(is_meant).count()
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn serves_through_ztunnel(cluster: &ExclusiveCluster<'_>, pod: &Value
             && access.listener == 15006
             && access.source == Some(from)
     };
-    let all = cluster.machine.accesses().unwrap();
+    let all = cluster.machine().accesses().unwrap();
     assert!(all.iter().any(is_it), "{from} is not in {all:?}");
 }
 
@@ -71,7 +71,7 @@ fn a_deployment_in_a_labelled_namespace_comes_up_in_the_mesh_and_serves_through_
             taken(cluster, &client, 15001),
             taken(cluster, &server, 15006),
         );
-        let netns = cluster.machine.netns_of(uid(&client)).unwrap();
+        let netns = cluster.machine().netns_of(uid(&client)).unwrap();
         assert_eq!(get(&netns, address(&server)).unwrap().trim(), "here");
         assert_eq!(taken(cluster, &client, 15001), out + 1);
         assert_eq!(taken(cluster, &server, 15006), into + 1);

@@ -17,7 +17,7 @@ fn a_pod_runs_outside_of_the_mesh_in_a_cgroup_that_names_it_and_the_kubelets_set
         plain(cluster, "plain", "bare");
         let pods = cluster.until_ready("plain", "app=bare", 1).unwrap();
         let pod = pods.first().unwrap();
-        for pid in cluster.machine.pids(uid(pod)).unwrap() {
+        for pid in cluster.machine().pids(uid(pod)).unwrap() {
             let cgroup = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
             let place = format!("/kubepods/besteffort/pod{}/", uid(pod));
             for line in cgroup.lines() {
@@ -38,7 +38,7 @@ fn a_pod_runs_outside_of_the_mesh_in_a_cgroup_that_names_it_and_the_kubelets_set
         // The kubelet's settings must not have changed the machine.
         let here = std::fs::read_to_string("/proc/sys/kernel/panic_on_oops").unwrap();
         let there = cluster
-            .machine
+            .machine()
             .exec(&["cat", "/proc/sys/kernel/panic_on_oops"])
             .unwrap();
         assert_eq!(

@@ -20,7 +20,7 @@ use crate::cluster::{
 const PROBE: &str = "169.254.7.127";
 
 fn seen(cluster: &ExclusiveCluster<'_>, pod: &Value) -> anyhow::Result<Vec<String>> {
-    let pids = cluster.machine.pids(uid(pod))?;
+    let pids = cluster.machine().pids(uid(pod))?;
     let files = pids
         .iter()
         .map(|pid| PathBuf::from(format!("/proc/{pid}/root/tmp/seen")));
@@ -49,7 +49,7 @@ fn take_out_of_the_set(cluster: &ExclusiveCluster<'_>, pod: &Value) {
     let element = format!("{{ {} }}", text(pod, "/status/podIP"));
     let set = ["inet", "inpod-host", "probes-v4", &element];
     let delete = [&["nft", "delete", "element"][..], &set].concat();
-    cluster.machine.exec(&delete).unwrap();
+    cluster.machine().exec(&delete).unwrap();
 }
 
 fn probed() -> Value {
@@ -85,7 +85,7 @@ fn probes_of_each_kind_succeed_past_ztunnel_and_fail_without_the_element_that_le
         let agent = cluster.agent();
         let netconfig = |signal| {
             cluster
-                .machine
+                .machine()
                 .kill(uid(&agent), "/netconfig", signal)
                 .unwrap();
         };
@@ -94,7 +94,12 @@ fn probes_of_each_kind_succeed_past_ztunnel_and_fail_without_the_element_that_le
             .unwrap();
         let ztunnel = ztunnels.first().unwrap();
         let program = "/reference-ztunnel";
-        let ztunnel = |signal| cluster.machine.kill(uid(ztunnel), program, signal).unwrap();
+        let ztunnel = |signal| {
+            cluster
+                .machine()
+                .kill(uid(ztunnel), program, signal)
+                .unwrap();
+        };
         netconfig(Signal::SIGSTOP);
         take_out_of_the_set(cluster, &pod);
         eventually("ztunnel takes probes", TIMEOUT, || {

@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::ensure;
 use integration::{
     eventually,
-    kubernetes::{LONG, Machine, NODE, get, is, text},
+    kubernetes::{LONG, NODE, get, is, text},
 };
 use serde_json::json;
 
@@ -18,10 +18,16 @@ use crate::cluster::{
 
 /// Expects only what the primary wrote.
 pub(crate) fn chain_is_the_primarys(cluster: &ExclusiveCluster<'_>) {
-    let primary = cluster.machine.etc("cni/net.d/10-podnet.conflist").unwrap();
-    assert_eq!(fs::read_to_string(&primary).unwrap(), Machine::primary());
+    let primary = cluster
+        .machine()
+        .etc("cni/net.d/10-podnet.conflist")
+        .unwrap();
+    assert_eq!(
+        fs::read_to_string(&primary).unwrap(),
+        cluster.machine().primary()
+    );
     let names = cluster
-        .machine
+        .machine()
         .exec(&["ls", "-A", "/etc/cni/net.d"])
         .unwrap();
     assert_eq!(names.trim(), "10-podnet.conflist");
@@ -47,7 +53,7 @@ fn a_handover_leaves_rules_listeners_and_annotations_and_gives_the_chain_back() 
         serves_through_ztunnel(cluster, &pod);
         // On a node that never had another agent.
         chain_is_the_primarys(cluster);
-        assert!(!cluster.machine.file("opt/cni/bin/inpod-cni").exists());
+        assert!(!cluster.machine().file("opt/cni/bin/inpod-cni").exists());
         let between = deploy(cluster, "given", "between", &container(&json!({})));
         let tables = cluster.in_netns(&between, &["nft", "list", "tables"]);
         assert_eq!(tables, "");
@@ -111,7 +117,7 @@ fn the_chart_s_job_leaves_a_node_as_it_was_and_a_new_install_takes_its_pods_in_a
 fn an_agent_that_is_there_before_the_primary_waits_for_it_and_so_do_pods_and_the_node() {
     on_the_node(|cluster| {
         cluster.uninstall();
-        cluster.machine.remove_primary().unwrap();
+        cluster.machine().remove_primary().unwrap();
         eventually("the node has no network", LONG, || {
             let node = cluster.server.get(&format!("/api/v1/nodes/{NODE}"))?;
             ensure!(!is(&node, "Ready"), "it is ready");
@@ -152,14 +158,14 @@ fn an_agent_that_is_there_before_the_primary_waits_for_it_and_so_do_pods_and_the
                 ready == expected.map(|(name, is)| (name.to_owned(), is)),
                 "{ready:?}"
             );
-            let said = cluster.machine.log_of(uid(agents.first().unwrap()))?;
+            let said = cluster.machine().log_of(uid(agents.first().unwrap()))?;
             ensure!(said.contains("waiting for the primary CNI"), "{said}");
             anyhow::Ok(())
         })
         .unwrap();
         let pod = cluster.pod("early", "web").unwrap();
         assert!(text(&pod, "/status/podIP").is_empty(), "{pod}");
-        cluster.machine.write_primary().unwrap();
+        cluster.machine().write_primary().unwrap();
         cluster.until_whole();
         let pods = cluster.until_ready("early", "app=web", 1).unwrap();
         let pod = pods.first().unwrap();

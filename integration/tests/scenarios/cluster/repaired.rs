@@ -100,7 +100,7 @@ fn counted(cluster: &ExclusiveCluster<'_>, way: &str, result: &str) -> anyhow::R
     let socket = "/run/inpod/repair/grpc.sock";
     let url = "http://localhost/metrics";
     let metrics = cluster
-        .machine
+        .machine()
         .exec(&["curl", "-sSf", "--unix-socket", socket, url])?;
     let series = format!("inpod_repair_pods_total{{type=\"{way}\",result=\"{result}\"}} ");
     let mut lines = metrics.lines();
@@ -114,7 +114,7 @@ struct Owner(Child);
 
 impl Owner {
     fn of(cluster: &ExclusiveCluster<'_>, pod: &Value) -> Self {
-        let netns = cluster.machine.netns_of(uid(pod)).unwrap();
+        let netns = cluster.machine().netns_of(uid(pod)).unwrap();
         let mut child = Command::new("nsenter")
             .arg(format!("--net={}", netns.path().display()))
             .args(["nft", "-i"])

@@ -61,7 +61,7 @@ fn each_container_is_killed_without_a_failed_new_connection() {
             let before = cluster.agent();
             let program = format!("/{service}");
             cluster
-                .machine
+                .machine()
                 .kill(uid(&before), &program, Signal::SIGKILL)
                 .unwrap();
             eventually("the kubelet has started it again", LONG, || {
@@ -91,8 +91,8 @@ fn after_a_power_cut_the_node_comes_back_with_its_pods_in_the_mesh() {
             .unwrap();
         let pod = deploy(cluster, "power", "web", &container(&json!({})));
         cluster.until_enrolled(&pod);
-        let netns = cluster.machine.netns_of(uid(&pod)).unwrap().id();
-        cluster.machine.reboot().unwrap();
+        let netns = cluster.machine().netns_of(uid(&pod)).unwrap().id();
+        cluster.machine().reboot().unwrap();
         cluster.until_whole();
         let now = eventually("the pod is back", LONG, || {
             let pods = cluster.until_ready("power", "app=web", 1)?;
@@ -102,7 +102,7 @@ fn after_a_power_cut_the_node_comes_back_with_its_pods_in_the_mesh() {
         })
         .unwrap();
         assert_eq!(uid(&now), uid(&pod));
-        assert_ne!(cluster.machine.netns_of(uid(&now)).unwrap().id(), netns);
+        assert_ne!(cluster.machine().netns_of(uid(&now)).unwrap().id(), netns);
         cluster.until_enrolled(&now);
         serves_through_ztunnel(cluster, &now);
         cluster.remove("power");

@@ -131,8 +131,8 @@ pub(crate) fn annotate(template: &mut Value, name: &str, value: &str) {
 }
 
 pub(crate) fn load(cluster: &ExclusiveCluster<'_>, images: &[Image]) {
-    for image in images {
-        cluster.machine.load(image).unwrap();
+    for machine in cluster.machines() {
+        images.iter().for_each(|image| machine.load(image).unwrap());
     }
 }
 
@@ -172,7 +172,7 @@ pub(crate) fn has_logged(
     from: SocketAddr,
     to: SocketAddr,
 ) -> bool {
-    let reported = cluster.machine.log_of(uid(pod)).unwrap();
+    let reported = cluster.machine().log_of(uid(pod)).unwrap();
     reported.contains(&format!(" {from} {to} forwarded"))
 }
 
@@ -203,7 +203,7 @@ pub(crate) fn serves_by_itself(cluster: &ExclusiveCluster<'_>, pod: &Value) -> S
 
 /// Calls through the pod's proxy; returns what the other application saw.
 fn calls_through_proxy(cluster: &ExclusiveCluster<'_>, pod: &Value, other: &Value) -> String {
-    let netns = cluster.machine.netns_of(uid(pod)).unwrap();
+    let netns = cluster.machine().netns_of(uid(pod)).unwrap();
     let (from, seen) = ask(&netns, address(other), WHO).unwrap();
     until_logged(cluster, pod, from, address(other));
     seen
@@ -239,7 +239,7 @@ fn assert_container_unprivileged(cluster: &ExclusiveCluster<'_>, pod: &Value, st
     let id = text(status, "/containerID");
     let id = id.strip_prefix("containerd://").unwrap();
     let mut seen = 0;
-    for pid in cluster.machine.pids(uid(pod)).unwrap() {
+    for pid in cluster.machine().pids(uid(pod)).unwrap() {
         let read = |name| fs::read_to_string(format!("/proc/{pid}/{name}"));
         // It may have ended.
         let (Ok(cgroup), Ok(process)) = (read("cgroup"), read("status")) else {
@@ -301,7 +301,7 @@ fn a_plain_and_a_native_sidecar_start_where_no_right_is_admitted_and_take_what_c
             serves_through_proxy(cluster, pod);
             let seen = calls_through_proxy(cluster, pod, other);
             assert!(seen.contains(PROXY), "{seen}");
-            let validated = cluster.machine.log_of(uid(pod)).unwrap();
+            let validated = cluster.machine().log_of(uid(pod)).unwrap();
             for family in [
                 "IPv4: a connection to 127.0.0.6:15002",
                 "IPv6: a connection to [::6]:15002",
@@ -334,7 +334,7 @@ fn ambient_pods_and_pods_with_a_sidecar_serve_each_other_on_one_node_before_and_
         let sidecar = ready(cluster, "both", "native");
         side_by_side(cluster, &ambient, &sidecar);
         let before = uid(&sidecar).to_owned();
-        cluster.machine.reboot().unwrap();
+        cluster.machine().reboot().unwrap();
         cluster.until_whole();
         let [ambient, sidecar] = ["ambient", "native"].map(|app| until_restarted(cluster, app));
         assert_eq!(uid(&sidecar), before);
@@ -361,7 +361,7 @@ fn side_by_side(cluster: &ExclusiveCluster<'_>, ambient: &Value, sidecar: &Value
     serves_through_proxy(cluster, sidecar);
     // Through the client's ztunnel and the server's proxy.
     let out = taken(cluster, ambient, 15001);
-    let netns = cluster.machine.netns_of(uid(ambient)).unwrap();
+    let netns = cluster.machine().netns_of(uid(ambient)).unwrap();
     let (_, seen) = ask(&netns, address(sidecar), WHO).unwrap();
     assert!(seen.contains(PROXY), "{seen}");
     assert_eq!(taken(cluster, ambient, 15001), out + 1);

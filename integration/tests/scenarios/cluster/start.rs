@@ -35,7 +35,7 @@ fn started(cluster: &ExclusiveCluster<'_>, pod: &Value, name: &str) -> anyhow::R
     let found = found.find(|it| text(it, "/name") == name);
     let id = text(found.context("no such container")?, "/containerID");
     let id = id.strip_prefix("containerd://").context("not started")?;
-    let log = std::fs::read_to_string(cluster.machine.file("log/containerd.log"))?;
+    let log = std::fs::read_to_string(cluster.machine().file("log/containerd.log"))?;
     let is_it = |line: &&str| {
         line.contains("StartContainer for") && line.contains(id) && line.contains("returns")
     };

@@ -34,7 +34,7 @@ const OF_A_POD: [&str; 6] = [
 
 pub(crate) fn of_the_node(cluster: &ExclusiveCluster<'_>) -> Answers {
     let ask = |question| {
-        let answer = cluster.machine.exec(&["sh", "-c", question]);
+        let answer = cluster.machine().exec(&["sh", "-c", question]);
         (question, answer.unwrap())
     };
     OF_A_NODE.into_iter().map(ask).collect()

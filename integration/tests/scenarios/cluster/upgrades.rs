@@ -42,9 +42,9 @@ fn runs(cluster: &ExclusiveCluster<'_>, version: &str, level: &str) {
     assert!(images.iter().all(is_of), "{images:?}");
     eventually("plugin and chain are the release's", TIMEOUT, || {
         let plugin = ["/opt/cni/bin/inpod-cni", "--version"];
-        let plugin = cluster.machine.exec(&plugin)?;
+        let plugin = cluster.machine().exec(&plugin)?;
         ensure!(plugin.contains(&format!(" {version}")), "{plugin}");
-        let chain = cluster.machine.etc("cni/net.d/02-inpod.conflist")?;
+        let chain = cluster.machine().etc("cni/net.d/02-inpod.conflist")?;
         let chain = fs::read_to_string(chain)?;
         ensure!(
             chain.contains(&format!(r#""logLevel":"{level}""#)),
@@ -93,7 +93,7 @@ struct Way<'a> {
 impl<'a> Way<'a> {
     fn begin(cluster: &'a ExclusiveCluster<'a>) -> Self {
         for name in SHIPPED {
-            cluster.machine.load(&Image::Previous(name)).unwrap();
+            cluster.machine().load(&Image::Previous(name)).unwrap();
         }
         cluster.uninstall();
         cluster.make_system();
