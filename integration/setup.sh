@@ -106,7 +106,7 @@ need_cni_plugins() {
     need_go
     say "Building the CNI plugin ${plugin#*/} $CNI_PLUGINS_VERSION (a few seconds, once)"
     mkdir -p "$dir"
-    GOBIN=$dir CGO_ENABLED=0 "$GO" install "$module/$plugin@$CNI_PLUGINS_VERSION" || die "go failed to build the CNI plugin ${plugin#*/}"
+    GOBIN=$dir CGO_ENABLED=0 "$GO" install "$ISTIO_MODULE/$plugin@$CNI_PLUGINS_VERSION" || die "go failed to build the CNI plugin ${plugin#*/}"
   done
   CNI_PLUGINS=$dir
 }
@@ -138,12 +138,12 @@ need_cniload() {
 # versions, which not every proxy has.
 need_multus() {
   local module=gopkg.in/k8snetworkplumbingwg/multus-cni.v4
-  MULTUS=$tools/multus-$(sed -n "s|^require $module ||p" integration/multus/go.mod)
+  MULTUS=$tools/multus-$(sed -n "s|^require $ISTIO_MODULE ||p" integration/multus/go.mod)
   [ -x "$MULTUS" ] && return
   need_go
   say "Building Multus' entrypoint (a few seconds, once)"
   mkdir -p "$tools"
-  CGO_ENABLED=0 "$GO" -C integration/multus build -trimpath -o "$MULTUS.new" "$module/cmd/thin_entrypoint" || die "go failed to build Multus' entrypoint"
+  CGO_ENABLED=0 "$GO" -C integration/multus build -trimpath -o "$MULTUS.new" "$ISTIO_MODULE/cmd/thin_entrypoint" || die "go failed to build Multus' entrypoint"
   mv "$MULTUS.new" "$MULTUS"
 }
 
@@ -267,6 +267,52 @@ need_istio_cni() {
     GOBIN=$ISTIO_CNI CGO_ENABLED=0 "$GO" install -trimpath -tags "$ISTIO_TAGS" -ldflags '-s -w' "istio.io/istio/cni/cmd/$program@$ISTIO_VERSION" ||
       die "go failed to build Istio's $program"
   done
+}
+
+# The tags of istiod.
+ISTIOD_TAGS=disable_pgv,vtprotobuf
+
+# Sets ISTIO_MODULE to the directory of Istio's module in Go's module cache, from which charts and test data are read.
+need_istio_module() {
+  need_go
+  ISTIO_MODULE=$("$GO" mod download -json "istio.io/istio@$ISTIO_VERSION" | sed -n 's/^\s*"Dir": "\(.*\)",\?$/\1/p')
+  [ -n "$ISTIO_MODULE" ] || die "go failed to download Istio's module"
+}
+
+# Istio's own ambient tests (integration/upstream/README.md) and the echo programs that they deploy, from Istio's module;
+# ISTIO_TESTS names their directory, in which `source` is the module's. Our setup replaces that of the package ambient,
+# whose other tests are left out. The tags are those of pilot-discovery, whose build has compiled most of this already.
+need_istio_tests() {
+  local setup=integration/upstream/ambient/main_test.go
+  ISTIO_TESTS=$tools/istio-tests-$ISTIO_VERSION-$({ declare -f need_istio_tests; cat "$setup"; } | sha256sum | cut -c 1-12)
+  [ -d "$ISTIO_TESTS/source/tests" ] && return
+  need_istio_module
+  say "Building Istio's ambient tests $ISTIO_VERSION (about four minutes on two cores after istiod, once)"
+  local work file separator='{"Replace": {'
+  work=$(mktemp -d)
+  # go refuses overlays below its module cache, hence the link. A module of our own keeps go from writing there.
+  ln -s "$ISTIO_MODULE" "$work/istio"
+  cp "$ISTIO_MODULE/go.sum" "$work"
+  printf '%s\n' 'module inpod.io/istio-tests' "$(grep '^go ' "$ISTIO_MODULE/go.mod")" "require istio.io/istio $ISTIO_VERSION" \
+    'replace istio.io/istio => ./istio' >"$work/go.mod"
+  for file in "$ISTIO_MODULE"/tests/integration/ambient/*_test.go; do
+    file=${file##*/}
+    case $file in
+      baseline_test.go | istioctl_test.go) continue ;;
+    esac
+    printf '%s"%s": "%s"' "$separator" "$work/istio/tests/integration/ambient/$file" "$([ "$file" != main_test.go ] || realpath "$setup")"
+    separator=,
+  done >"$work/overlay.json"
+  printf '}}' >>"$work/overlay.json"
+  rm -rf "$ISTIO_TESTS" "$ISTIO_TESTS.new" && mkdir -p "$ISTIO_TESTS.new"
+  # Without vet, which reads all dependencies once more.
+  CGO_ENABLED=0 "$GO" -C "$work" test -c -vet=off -mod=mod -trimpath -tags "integ,$ISTIOD_TAGS" -ldflags '-s -w' -overlay "$work/overlay.json" -o "$ISTIO_TESTS.new/" \
+    istio.io/istio/tests/integration/ambient{,/cni,/untaint} &&
+    CGO_ENABLED=0 "$GO" -C "$work" build -mod=mod -trimpath -tags "$ISTIOD_TAGS" -ldflags '-s -w' -o "$ISTIO_TESTS.new/" \
+      istio.io/istio/pkg/test/echo/cmd/{server,client} &&
+    ln -s "$ISTIO_MODULE" "$ISTIO_TESTS.new/source" && mv "$ISTIO_TESTS.new" "$ISTIO_TESTS"
+  rm -rf "$work"
+  [ -d "$ISTIO_TESTS" ] || die "go failed to build Istio's tests"
 }
 
 # The last release; proto/releases has its descriptors.
