@@ -6,7 +6,7 @@ mod probe_addresses;
 mod wire;
 mod work;
 
-use std::{net::IpAddr, path::PathBuf, pin::Pin, sync::Arc, time::Instant};
+use std::{collections::BTreeSet, net::IpAddr, path::PathBuf, pin::Pin, sync::Arc, time::Instant};
 
 use futures_util::Stream;
 use inpod_proto::{
@@ -16,9 +16,10 @@ use inpod_proto::{
         FindNetnsRequest, FindNetnsResponse, InspectNetnsRequest, InspectNetnsResponse,
         LeaveNodeRequest, LeaveNodeResponse, ListClaimsRequest, ListClaimsResponse,
         ListListenersRequest, ListListenersResponse, PlanRulesRequest, PlanRulesResponse,
-        ReleaseNetnsRequest, ReleaseNetnsResponse, RemoveRulesRequest, RemoveRulesResponse,
-        SelfTestRequest, SelfTestResponse, VerifyRulesRequest, VerifyRulesResponse,
-        WatchDriftRequest, WatchDriftResponse, netconfig_service_server::NetconfigService,
+        ProbeExemption, ReleaseNetnsRequest, ReleaseNetnsResponse, RemoveRulesRequest,
+        RemoveRulesResponse, SelfTestRequest, SelfTestResponse, VerifyRulesRequest,
+        VerifyRulesResponse, WatchDriftRequest, WatchDriftResponse,
+        netconfig_service_server::NetconfigService,
     },
     required,
 };
@@ -137,6 +138,31 @@ impl Handler {
         .await
     }
 
+    /// Sets the probe addresses of a claimed sandbox whose rules netconfig has not written yet.
+    async fn set_probe_addresses(
+        &self,
+        claim: Arc<Claim>,
+        probed: BTreeSet<IpAddr>,
+    ) -> Result<(), Status> {
+        if !probed.is_empty() {
+            self.uninstall.cancel();
+        }
+        let probe_set = Arc::clone(&self.probe_set);
+        let set = self.with_change_lock(
+            "probes",
+            claim,
+            |_| Change::None,
+            move |claim| {
+                let change = probe_set.set_addresses(&claim.sandbox, &probed)?;
+                if change.changed {
+                    tracing::info!(sandbox = %claim.sandbox, ?probed, "Set probe addresses");
+                }
+                Ok::<_, ApplyError>(())
+            },
+        );
+        self.recheck.observe(set.await)
+    }
+
     fn claim_of(
         &self,
         sandbox: Option<inpod_proto::types::v1::SandboxRef>,
@@ -150,9 +176,13 @@ impl Handler {
 impl NetconfigService for Handler {
     async fn claim_netns(&self, request: Request<ClaimNetnsRequest>) -> Answer<ClaimNetnsResponse> {
         let request = request.into_inner();
+        let exemption = request.probe_exemption();
         let sandbox: SandboxRef = required("sandbox", request.sandbox).map_err(refuse)?;
         let wanted: NetnsRef = required("netns", request.netns).map_err(refuse)?;
         let expected = addresses_from(&request.addresses, "addresses").map_err(refuse)?;
+        if exemption == ProbeExemption::On {
+            probe_addresses::parse(&request.addresses, "addresses").map_err(refuse)?;
+        }
         let (claims, roots) = (Arc::clone(&self.claims), Arc::clone(&self.roots));
         let sysctls = self.writer.sysctls.clone();
         let claimed = blocking(move || {
@@ -174,6 +204,9 @@ impl NetconfigService for Handler {
                 reader.read_visited(&claim, visit);
                 drop(lock);
             }));
+        }
+        if let Some(probed) = probe_addresses::of_claim(exemption, &addresses) {
+            self.set_probe_addresses(Arc::clone(&claim), probed).await?;
         }
         Ok(Response::new(ClaimNetnsResponse {
             instance_id: self.instance_id.clone(),
@@ -215,7 +248,8 @@ impl NetconfigService for Handler {
     async fn apply_rules(&self, request: Request<ApplyRulesRequest>) -> Answer<ApplyRulesResponse> {
         let request = request.into_inner();
         let redirection = redirection_of(request.redirection, &self.probe_sources)?;
-        let probed = probe_addresses::parse(&request.probe_addresses).map_err(refuse)?;
+        let probed =
+            probe_addresses::parse(&request.probe_addresses, "probe_addresses").map_err(refuse)?;
         let requires_listeners = request.require_listeners;
         let claim = self.claim_of(request.sandbox)?;
         self.uninstall.cancel();

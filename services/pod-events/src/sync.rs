@@ -149,18 +149,18 @@ impl Sync {
         // The source was listed only after the broker was synchronized, so pods of the source were missing from the
         // first set.
         let is_late = broker.is_some() && self.adoption.is_pending() && self.is_listed();
-        if known.netconfig.is_some() && (is_new || is_late) {
+        if known.netconfig.is_some() {
             if is_new {
                 self.publish(Synced {
                     broker: None,
                     ..known.clone()
                 });
             }
-            if broker.is_some() {
-                self.adopt().await?;
+            self.adopt(broker.is_some()).await?;
+            if is_new || is_late {
+                self.seed(broker.as_deref()).await?;
+                known.broker = broker;
             }
-            self.seed(broker.as_deref()).await?;
-            known.broker = broker;
         }
         self.publish(known);
         self.registry.wake(|_| true);
@@ -172,14 +172,18 @@ impl Sync {
         matches!(&*self.source.borrow(), Some(Ok(())))
     }
 
-    /// Records the pods from before inpod, once, for the first set.
-    async fn adopt(&mut self) -> Result<(), Failure> {
+    /// Records the pods from before inpod, once for the first set. Without a broker, as long as another agent serves
+    /// ztunnel, the pods of that agent are recorded as well, because netconfig then takes over the exemption of their
+    /// probes. They are searched again for the first set, which names later pods of that agent, too.
+    async fn adopt(&mut self, has_broker: bool) -> Result<(), Failure> {
         if self.adoption.is_pending() && self.is_listed() {
             self.registry.adopt().await?;
-            self.adoption.complete()?;
             self.registry.enable_discovery();
+            if has_broker {
+                self.adoption.complete()?;
+            }
         }
-        if self.adoption.is_first_of_boot() {
+        if has_broker && self.adoption.is_first_of_boot() {
             let message = "the pods that ran before inpod are not known until the source lists this node's pods";
             return Err(Failure::new(Reason::Starting, message));
         }

@@ -8,6 +8,7 @@ use inpod_service::{
     Daemon, Readiness, UninstallMode,
     uninstall::{self, Marker},
 };
+use inpod_types::Failure;
 use tokio::{
     sync::watch,
     time::{MissedTickBehavior, interval},
@@ -15,6 +16,7 @@ use tokio::{
 
 use crate::{
     SERVICE,
+    clients::deadline_in,
     tasks::{Registry, Shared},
 };
 
@@ -129,10 +131,21 @@ impl Uninstaller {
             UninstallMode::Handover => self.check_stable(),
             UninstallMode::Uninstall => {
                 self.check_withdrawn()?;
-                let left = self.shared.clients().leave_node().await;
+                let left = self.leave_node().await;
                 left.map_err(|failure| failure.to_string())
             }
         }
+    }
+
+    /// Removes the probe set. Pods with rules in legacy tables, which stay, lose the exemption of their probes, because
+    /// nothing would remove their addresses later.
+    async fn leave_node(&self) -> Result<(), Failure> {
+        let clients = self.shared.clients();
+        let records = self.registry.records();
+        for record in records.iter().filter(|record| record.is_legacy()) {
+            clients.exempt_probes(record, false, deadline_in(5)).await?;
+        }
+        clients.leave_node().await
     }
 
     /// Checks that no pod is on its way into or out of the mesh.

@@ -329,6 +329,11 @@ fn until_legacy(scene: &Scene, spec: &Spec) {
     .unwrap();
 }
 
+fn host_rules(scene: &Scene) -> String {
+    let net = format!("--net={}", scene.node.netns().path().display());
+    integration::run("nsenter", &[&net, "nft", "list", "ruleset"]).unwrap()
+}
+
 fn leave_settings(scene: &Scene) -> [String; 2] {
     ["leave", "receipt"].map(|name| scene.node.run_dir().join(name).display().to_string())
 }
@@ -371,9 +376,7 @@ fn a_pod_with_the_incumbents_rules_in_legacy_tables_keeps_them_until_it_ends() {
     until_legacy(&scene, &wanted.spec);
     until_legacy(&scene, &without_label);
     for pod in [wanted, unwanted] {
-        let rules = pod.exec(&["iptables-legacy-save", "-t", "nat"]).unwrap();
-        assert!(rules.contains("ISTIO_OUTPUT"), "{rules}");
-        assert!(!pod.ruleset().unwrap().contains("inpod"));
+        keeps_legacy_rules(&scene, pod);
     }
     flows.iter().for_each(|flow| flow.goes_on().unwrap());
     assert_eq!(scene.starts(), starts, "a pod was cut");
@@ -394,12 +397,21 @@ fn a_pod_with_the_incumbents_rules_in_legacy_tables_keeps_them_until_it_ends() {
     assert!(scene.node.until_ended("pod-events").unwrap().success());
     let receipt = fs::read_to_string(receipt).unwrap();
     assert!(receipt.contains("1 pods were withdrawn"), "{receipt}");
+    assert_eq!(host_rules(&scene), "");
     for pod in [wanted, unwanted] {
         assert!(receipt.contains(&pod.spec.name), "{receipt}");
     }
     for index in 0..2 {
         scene.flow(index).unwrap().goes_on().unwrap();
     }
+}
+
+fn keeps_legacy_rules(scene: &Scene, pod: &Pod) {
+    let rules = pod.exec(&["iptables-legacy-save", "-t", "nat"]).unwrap();
+    assert!(rules.contains("ISTIO_OUTPUT"), "{rules}");
+    assert!(!pod.ruleset().unwrap().contains("inpod"));
+    let exempted = host_rules(scene);
+    assert!(exempted.contains(&pod.v4.to_string()), "{exempted}");
 }
 
 fn restart_ztunnel(scene: &Scene) {

@@ -2,6 +2,7 @@
 //! their chart's settings and RBAC, a real API server, and the chain on disk. No DaemonSet controller runs: the test
 //! starts and ends what a kubelet would.
 
+mod probes;
 mod runtime;
 
 use std::{
@@ -331,21 +332,28 @@ fn install(istio: &mut IstioCni, way: ChainForm) {
     istio.start(&[], "all:debug").unwrap();
 }
 
-fn there_and_back(way: ChainForm) {
-    let cluster = Cluster::on_own_server();
-    let scene = Scene::new(&cluster, way);
-    let to = SocketAddr::new(scene.outsider.v4.into(), PORT);
-    let _app = App::start(&scene.outsider.netns, PORT).unwrap();
+/// Starts a ztunnel and an istio-cni that serves it.
+fn start_istio(scene: &Scene<'_>) -> (Kubelet, IstioCni) {
+    let cluster = scene.cluster();
     let namespace = json!({"metadata": {"name": "istio-system"}});
     cluster
         .server
         .create("/api/v1/namespaces", &namespace)
         .unwrap();
-    let _kubelet = Kubelet::start(&scene.dir);
+    let kubelet = Kubelet::start(&scene.dir);
     let programs = istio_cni_programs().unwrap();
     let mut istio = IstioCni::new(&cluster.server, &cluster.node, &programs, &scene.dir);
     cluster.node.start_ztunnel(&[]).unwrap();
-    install(&mut istio, way);
+    install(&mut istio, scene.way);
+    (kubelet, istio)
+}
+
+fn there_and_back(way: ChainForm) {
+    let cluster = Cluster::on_own_server();
+    let scene = Scene::new(&cluster, way);
+    let to = SocketAddr::new(scene.outsider.v4.into(), PORT);
+    let _app = App::start(&scene.outsider.netns, PORT).unwrap();
+    let (_kubelet, mut istio) = start_istio(&scene);
     let [a, b] = ["a", "b"].map(|name| scene.pod(name, Some("ambient")));
     for it in [&a, &b] {
         scene.until_enrolled_by_istio(&it.pod);

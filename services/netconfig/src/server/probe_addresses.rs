@@ -1,6 +1,6 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
-use inpod_proto::{Invalid, addresses_from};
+use inpod_proto::{Invalid, addresses_from, netconfig::v1::ProbeExemption};
 
 use crate::{
     apply::{Applied, Observation},
@@ -9,25 +9,23 @@ use crate::{
     probes::ProbeSet,
 };
 
-const FIELD: &str = "probe_addresses";
-
 const MAX_PROBE_ADDRESSES: usize = 16;
 
 /// Parses and deduplicates addresses, and refuses addresses that no pod can have, because an element affects all
 /// traffic of the node to its address.
-pub(super) fn parse(texts: &[String]) -> Result<BTreeSet<IpAddr>, Invalid> {
+pub(super) fn parse(texts: &[String], field: &'static str) -> Result<BTreeSet<IpAddr>, Invalid> {
     let found = texts.len();
     if found > MAX_PROBE_ADDRESSES {
-        let why = format!("{FIELD} has {found} entries, at most {MAX_PROBE_ADDRESSES} are allowed");
-        return Err(Invalid::new(FIELD, why));
+        let why = format!("{field} has {found} entries, at most {MAX_PROBE_ADDRESSES} are allowed");
+        return Err(Invalid::new(field, why));
     }
-    let addresses: BTreeSet<_> = addresses_from(texts, FIELD)?.into_iter().collect();
+    let addresses: BTreeSet<_> = addresses_from(texts, field)?.into_iter().collect();
     let mut all = addresses.iter();
     match all.find(|address| is_never_a_pod_address(**address)) {
         None => Ok(addresses),
         Some(bad) => {
-            let why = format!("{FIELD}: {bad} cannot be the address of a pod");
-            Err(Invalid::new(FIELD, why))
+            let why = format!("{field}: {bad} cannot be the address of a pod");
+            Err(Invalid::new(field, why))
         }
     }
 }
@@ -38,6 +36,16 @@ fn is_never_a_pod_address(address: IpAddr) -> bool {
         || address.is_multicast()
         || matches!(address, IpAddr::V4(v4) if v4.is_broadcast())
         || matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
+/// Returns the probe addresses that a claim gives its sandbox, or `None` if they stay as they are. Only addresses that the
+/// netns has become probe addresses, because nothing else verifies a pod's status.
+pub(super) fn of_claim(exemption: ProbeExemption, verified: &[IpAddr]) -> Option<BTreeSet<IpAddr>> {
+    match exemption {
+        ProbeExemption::Unspecified => None,
+        ProbeExemption::On => Some(verified.iter().copied().collect()),
+        ProbeExemption::Off => Some(BTreeSet::new()),
+    }
 }
 
 /// Sets probe addresses, then applies rules, and restores the previous probe addresses if the rules fail.
@@ -63,9 +71,11 @@ pub(super) fn apply(
 mod tests {
     use super::*;
 
+    const FIELD: &str = "probe_addresses";
+
     fn parsed(texts: &[&str]) -> Result<BTreeSet<IpAddr>, Invalid> {
         let texts: Vec<_> = texts.iter().map(|&text| text.to_owned()).collect();
-        parse(&texts)
+        parse(&texts, FIELD)
     }
 
     #[test]

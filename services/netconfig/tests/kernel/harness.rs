@@ -130,6 +130,7 @@ impl Netconfig {
             sandbox: wire(name),
             netns: Some(netns),
             addresses: addresses.iter().map(ToString::to_string).collect(),
+            ..ClaimNetnsRequest::default()
         };
         Ok(self.client.claim_netns(request).await?.into_inner())
     }

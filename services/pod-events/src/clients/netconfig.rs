@@ -70,6 +70,7 @@ impl Clients {
             sandbox: Some(sandbox.into()),
             netns: Some(netns.into()),
             addresses: addresses_to(addresses),
+            ..wire::ClaimNetnsRequest::default()
         };
         let claimed = self
             .netconfig(Netconfig::claim_netns, message, deadline)
@@ -78,6 +79,29 @@ impl Clients {
             id: valid(required("netns", claimed.netns))?,
             addresses: valid(addresses_from(&claimed.addresses, "addresses"))?,
         })
+    }
+
+    /// Claims a netns, and sets whether the kubelet's probes of the pod bypass ztunnel before `apply`.
+    pub(crate) async fn exempt_probes(
+        &self,
+        record: &Record,
+        is_exempt: bool,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let exemption = if is_exempt {
+            wire::ProbeExemption::On
+        } else {
+            wire::ProbeExemption::Off
+        };
+        let message = wire::ClaimNetnsRequest {
+            sandbox: Some((&record.sandbox).into()),
+            netns: Some((&record.expected_netns()).into()),
+            addresses: probe_addresses(&record.addresses),
+            probe_exemption: exemption.into(),
+        };
+        self.netconfig(Netconfig::claim_netns, message, deadline)
+            .await
+            .map(drop)
     }
 
     pub async fn release(&self, sandbox: &SandboxRef, deadline: Instant) -> Result<(), Failure> {

@@ -12,6 +12,7 @@ mod drift;
 mod interrupt;
 mod listeners;
 mod next_step;
+mod probes;
 mod reconcile;
 mod replay;
 pub(super) mod resolve;
@@ -217,6 +218,8 @@ pub(crate) struct Task {
     discovery_due: Option<Instant>,
     /// The time from which a missing address of the pod is a failure.
     start_due: Option<Instant>,
+    /// The exemption before inpod's rules that netconfig's present run has confirmed.
+    probe_exemption: Option<probes::ProbeExemption>,
 }
 
 pub(super) fn wall_clock(then: Instant) -> SystemTime {
@@ -277,6 +280,7 @@ impl Task {
             compared_addresses: Vec::new(),
             discovery_due: None,
             start_due: None,
+            probe_exemption: None,
         };
         task.publish_view();
         task

@@ -48,6 +48,7 @@ pub(crate) fn redirect(fixture: &Fixture, capture: InboundCapture) {
             ..NetnsRef::default()
         }),
         addresses: addresses.to_vec(),
+        ..ClaimNetnsRequest::default()
     };
     let sidecar = SidecarRedirection {
         inbound_capture: capture.into(),

@@ -159,6 +159,7 @@ impl Parts {
             sandbox: self.new.clone(),
             netns: Some(self.netns.clone()),
             addresses: self.addresses.clone(),
+            probe_exemption: netconfig::ProbeExemption::On.into(),
         };
         let release = netconfig::ReleaseNetnsRequest { sandbox: sandbox() };
         let apply = netconfig::ApplyRulesRequest {

@@ -338,6 +338,7 @@ async fn a_found_netns_can_be_claimed_again_under_its_name_and_is_found_under_it
             ..at(&format!("/proc/{}/ns/net", process.pid()))
         }),
         addresses: vec![ADDRESS.to_owned()],
+        ..inpod_proto::netconfig::v1::ClaimNetnsRequest::default()
     };
     netconfig.client.claim_netns(request).await.unwrap();
     let found = pod.find(&mut netconfig, ADDRESS).await.unwrap();

@@ -12,13 +12,13 @@ use std::{
 };
 
 use inpod_proto::netconfig::v1::{
-    AmbientRedirection, ApplyRulesRequest, ApplyRulesResponse, Ipv6Capture, Redirection,
-    RemovePhase, RemoveRulesRequest, redirection::Mode,
+    AmbientRedirection, ApplyRulesRequest, ApplyRulesResponse, ClaimNetnsRequest, Ipv6Capture,
+    ProbeExemption, Redirection, RemovePhase, RemoveRulesRequest, redirection::Mode,
 };
 use inpod_types::Reason;
 use tonic::{Code, Status};
 
-use crate::harness::{Netconfig, ambient, refusal, wire};
+use crate::harness::{Netconfig, ambient, netns_ref, refusal, wire};
 use crate::support::{Fresh, mark_as_ztunnel, plain};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -179,6 +179,58 @@ async fn a_claim_that_is_released_or_ends_by_itself_takes_its_addresses_along() 
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(netconfig.claims().await.is_empty());
+}
+
+async fn claim(
+    netconfig: &mut Netconfig,
+    place: &Place,
+    exemption: ProbeExemption,
+    addresses: &[&str],
+) -> Result<(), Status> {
+    let request = ClaimNetnsRequest {
+        sandbox: wire("c1"),
+        netns: Some(netns_ref(&place.pod)),
+        addresses: addresses.iter().map(ToString::to_string).collect(),
+        probe_exemption: exemption.into(),
+    };
+    netconfig.client.claim_netns(request).await.map(drop)
+}
+
+#[tokio::test]
+async fn claim_exempts_probes_before_rules_until_released() {
+    let place = Place::new();
+    let mut netconfig = Netconfig::start_on(Arc::clone(&place.node), &[]).await;
+    let exempt = "elements = { 10.9.0.1 comment \"net/c1/eth0\" }";
+    for (exemption, expected, seen) in [
+        (ProbeExemption::Unspecified, "", Some(NEAR)),
+        (ProbeExemption::On, exempt, source()),
+        (ProbeExemption::Unspecified, exempt, source()),
+        (ProbeExemption::Off, "", Some(NEAR)),
+        (ProbeExemption::On, exempt, source()),
+    ] {
+        // The netns does not have the second address.
+        claim(&mut netconfig, &place, exemption, &[POD, "10.9.0.9"])
+            .await
+            .unwrap();
+        assert_eq!(elements(&place.node), expected, "{exemption:?}");
+        assert_eq!(place.probe(), seen, "{exemption:?}");
+    }
+    assert!(netconfig.release("c1").await);
+    assert_eq!(elements(&place.node), "");
+}
+
+#[tokio::test]
+async fn claim_with_exemption_refuses_addresses_of_no_pod() {
+    let place = Place::new();
+    let mut netconfig = Netconfig::start_on(Arc::clone(&place.node), &[]).await;
+    let addresses = [POD, "127.0.0.1"];
+    let refused = claim(&mut netconfig, &place, ProbeExemption::On, &addresses).await;
+    assert_eq!(
+        refusal(&refused.unwrap_err()),
+        (Code::InvalidArgument, Reason::InvalidField)
+    );
+    assert!(netconfig.claims().await.is_empty());
+    assert_eq!(place.node.nft("list ruleset"), "");
 }
 
 /// The pod's previous addresses are restored too.

@@ -83,6 +83,7 @@ async fn many_callers_lose_no_update_and_leave_no_thread_abroad_and_no_descripto
                     sandbox: wire(&name(number)),
                     netns: Some(netns),
                     addresses: vec!["10.9.0.1".to_owned()],
+                    ..inpod_proto::netconfig::v1::ClaimNetnsRequest::default()
                 };
                 netconfig.claim_netns(request).await.unwrap();
                 for kind in [number + 1, number] {

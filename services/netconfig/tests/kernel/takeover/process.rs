@@ -118,6 +118,7 @@ impl Netconfig {
                 ..NetnsRef::default()
             }),
             addresses: vec!["10.9.0.1".to_owned()],
+            ..ClaimNetnsRequest::default()
         };
         self.client.claim_netns(request).await.unwrap();
     }

@@ -99,6 +99,11 @@ impl Pipeline {
                 }
             }
         }
+        if record.intent == Intent::ServedLegacy {
+            // No apply follows that would exempt its probes.
+            let exempt = self.clients.exempt_probes(record, true, deadline_in(5));
+            exempt.await?;
+        }
         if !matches!(
             record.intent,
             Intent::Enrolled { .. } | Intent::Announcing | Intent::Leaving { .. }

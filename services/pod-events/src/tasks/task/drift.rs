@@ -70,6 +70,7 @@ impl Task {
 
     /// Claims and repairs every netns in which effects may be in place. Failures are retried.
     async fn reclaim(&mut self) -> Result<(), Failure> {
+        self.probe_exemption = None;
         let mut result = Ok(());
         let mut repaired = false;
         for record in self.records.iter_mut().map(Arc::make_mut) {

@@ -148,6 +148,12 @@ impl Task {
         if self.needs_netns_lookup(action) {
             return self.locate_netns(action).await;
         }
+        if matches!(action, Action::Enroll | Action::Serve) {
+            self.exempt_probes().await?;
+        } else {
+            // Other actions may end the exemption.
+            self.probe_exemption = None;
+        }
         let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
             return Ok(Step::Done);
         };
