@@ -279,6 +279,32 @@ need_istio_module() {
   [ -n "$ISTIO_MODULE" ] || die "go failed to download Istio's module"
 }
 
+# What a mesh of several nodes needs beside need_kubernetes: istiod, Istio's charts, CoreDNS, and flannel's plugin. A stock
+# ztunnel comes from no registry: ZTUNNEL names it.
+FLANNEL_VERSION=v0.9.1
+need_mesh() {
+  need_kubernetes && need_istio_cni && need_istio_module
+  PILOT_DISCOVERY=$tools/pilot-discovery-$ISTIO_VERSION
+  if [ ! -x "$PILOT_DISCOVERY" ]; then
+    say "Building istiod $ISTIO_VERSION (about six minutes on two cores, once)"
+    CGO_ENABLED=0 "$GO" install -trimpath -tags "$ISTIOD_TAGS" -ldflags '-s -w' "istio.io/istio/pilot/cmd/pilot-discovery@$ISTIO_VERSION" ||
+      die "go failed to build istiod"
+    mv "$tools/pilot-discovery" "$PILOT_DISCOVERY"
+  fi
+  COREDNS=$tools/coredns-$(cat integration/coredns/{go.mod,go.sum,main.go} | sha256sum | cut -c 1-12)
+  if [ ! -x "$COREDNS" ]; then
+    say "Building CoreDNS (about four minutes on two cores, once)"
+    CGO_ENABLED=0 "$GO" -C integration/coredns build -trimpath -ldflags '-s -w' -o "$COREDNS.new" . || die "go failed to build CoreDNS"
+    mv "$COREDNS.new" "$COREDNS"
+  fi
+  FLANNEL=$tools/flannel-$FLANNEL_VERSION
+  if [ ! -x "$FLANNEL" ]; then
+    say "Building flannel's plugin $FLANNEL_VERSION (a few seconds, once)"
+    CGO_ENABLED=0 "$GO" install "github.com/containernetworking/plugins/plugins/meta/flannel@$FLANNEL_VERSION" || die "go failed to build flannel's plugin"
+    mv "$tools/flannel" "$FLANNEL"
+  fi
+}
+
 # Istio's own ambient tests (integration/upstream/README.md) and the echo programs that they deploy, from Istio's module;
 # ISTIO_TESTS names their directory, in which `source` is the module's. Our setup replaces that of the package ambient,
 # whose other tests are left out. The tags are those of pilot-discovery, whose build has compiled most of this already.

@@ -11,7 +11,7 @@ pub(crate) mod mesh;
 mod node;
 mod probes;
 mod release;
-mod repaired;
+pub(crate) mod repaired;
 mod restarts;
 pub(crate) mod sidecar;
 mod start;

@@ -98,5 +98,8 @@ mod runtime;
 /// A whole cluster of one node.
 mod cluster;
 
+/// A mesh of several nodes.
+mod mesh;
+
 /// A stock ztunnel instead of the reference one.
 mod ztunnel;

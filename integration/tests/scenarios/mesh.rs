@@ -1,0 +1,13 @@
+//! A mesh of several nodes: istiod and CoreDNS, kube-proxy, a chain of CNI plugins per node, inpod and, except in
+//! `nodes`, the stock ztunnel.
+
+mod apps;
+mod beside;
+mod control;
+mod identity;
+mod life;
+mod migration;
+mod nodes;
+mod power;
+mod upstream;
+mod wire;
