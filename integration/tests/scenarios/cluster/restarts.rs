@@ -1,6 +1,6 @@
 //! Every part of inpod restarts, alone and together, while traffic continues.
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use integration::{
     eventually,
     kubernetes::{LONG, text},
@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::cluster::{
-    agent::{SERVICES, named, on_the_node, uid},
+    agent::{AGENT, ExclusiveCluster, SERVICES, SYSTEM, named, on_the_node, uid},
     apps::{container, deploy},
     mesh::{assert_unbroken, serves_through_ztunnel, traffic},
 };
@@ -21,6 +21,33 @@ fn restarts(pod: &Value, container: &str) -> u64 {
     let mut all = all.into_iter().flatten();
     let found = all.find(|found| text(found, "/name") == container).unwrap();
     found.get("restartCount").and_then(Value::as_u64).unwrap()
+}
+
+/// Returns the names of the containers that are not ready.
+fn unready(pod: &Value) -> Vec<&str> {
+    let all = pod
+        .pointer("/status/containerStatuses")
+        .and_then(Value::as_array);
+    let is_unready = |found: &&Value| found.get("ready") != Some(&json!(true));
+    let unready = all.into_iter().flatten().filter(is_unready);
+    unready.map(|found| text(found, "/name")).collect()
+}
+
+/// Changes the node's directory behind the installer's CNI configuration directory.
+fn mount_cni_conf(cluster: &ExclusiveCluster<'_>, path: &str) {
+    let volume = json!({"name": "cni-conf", "hostPath": {"path": path}});
+    let change = json!({"spec": {"template": {"spec": {"volumes": [volume]}}}});
+    let patch = ["patch", "daemonset", "inpod", "--namespace", SYSTEM, "-p"];
+    // kubectl's strategic merge patch keeps the other volumes; the merge patch of `server` would remove them.
+    cluster
+        .kubectl(&[&patch[..], &[&change.to_string()]].concat())
+        .unwrap();
+}
+
+/// Returns the sums of the node's CNI configuration and of the record with which an uninstall reverts it.
+fn cni_files(cluster: &ExclusiveCluster<'_>) -> String {
+    let list = "sha256sum /etc/cni/net.d/* /var/lib/inpod/installer/record.json";
+    cluster.machine().exec(&["sh", "-c", list]).unwrap()
 }
 
 #[test]
@@ -106,5 +133,46 @@ fn after_a_power_cut_the_node_comes_back_with_its_pods_in_the_mesh() {
         cluster.until_enrolled(&now);
         serves_through_ztunnel(cluster, &now);
         cluster.remove("power");
+    });
+}
+
+/// Istio's test `TestCNIMisconfigHealsOnRestart` accepts any agent that needs a second to start; see
+/// `integration/upstream/README.md`. This test waits until the agent reports the misconfiguration.
+#[test]
+fn agent_with_wrong_cni_directory_is_unready_until_corrected() {
+    on_the_node(|cluster| {
+        cluster
+            .make_namespace("astray", &json!({"istio.io/dataplane-mode": "ambient"}))
+            .unwrap();
+        let (before, files) = (cluster.agent(), cni_files(cluster));
+        mount_cni_conf(cluster, "/etc/cni/nope.d");
+        let broken = eventually("the installer alone is not ready", LONG, || {
+            let agents = cluster.pods(SYSTEM, AGENT)?;
+            let agent = agents.first().context("no agent")?;
+            ensure!(uid(agent) != uid(&before), "the earlier agent");
+            ensure!(unready(agent) == ["installer"], "{agent}");
+            let log = cluster.machine().log_of(uid(agent))?;
+            ensure!(log.contains("waiting for the primary CNI"), "{log}");
+            anyhow::Ok(agent.clone())
+        })
+        .unwrap();
+        // The node keeps its chain, so a new pod still joins.
+        assert_eq!(cni_files(cluster), files);
+        let pod = deploy(cluster, "astray", "web", &container(&json!({})));
+        cluster.until_enrolled(&pod);
+        let (namespace, name) = named(&broken);
+        let still = cluster.pod(namespace, name).unwrap();
+        assert_eq!(unready(&still), ["installer"], "{still}");
+        mount_cni_conf(cluster, "/etc/cni/net.d");
+        cluster.until_replaced(&broken);
+        cluster.until_whole();
+        assert_eq!(cni_files(cluster), files);
+        serves_through_ztunnel(cluster, &pod);
+        // The kubelet has created the directory.
+        cluster
+            .machine()
+            .exec(&["rmdir", "/etc/cni/nope.d"])
+            .unwrap();
+        cluster.remove("astray");
     });
 }
