@@ -65,7 +65,7 @@ restrict_oom_score_adj = true
 const INIT: &str = r#"
 mkdir -p /run/netns /run/flannel /etc/kubernetes/manifests
 cp /srv/subnet.env /run/flannel/
-while :; do containerd --config /srv/containerd.toml >>/srv/log/containerd.log 2>&1; sleep 0.2; done &
+while :; do containerd --config /etc/containerd/config.toml >>/srv/log/containerd.log 2>&1; sleep 0.2; done &
 until [ -S /run/containerd/containerd.sock ]; do sleep 0.05; done
 for image in /srv/images/*.tar; do
   [ ! -e "$image" ] || { ctr -n k8s.io images import "$image" && rm "$image"; }
@@ -88,6 +88,7 @@ pub(super) fn write(server: &ApiServer, dir: &Path, node: &NodeConfig) -> anyhow
         "var/log",
         "opt/cni/bin",
         "etc/cni/net.d",
+        "etc/containerd",
         "log",
         "images",
     ] {
@@ -103,7 +104,7 @@ pub(super) fn write(server: &ApiServer, dir: &Path, node: &NodeConfig) -> anyhow
     );
     let texts: [(&str, &str); 9] = [
         ("kubelet.yaml", KUBELET),
-        ("containerd.toml", CONTAINERD),
+        ("etc/containerd/config.toml", CONTAINERD),
         ("init.sh", INIT),
         ("resolv.conf", ""),
         ("node.sh", include_str!("node.sh")),
