@@ -84,7 +84,7 @@ impl Record {
     /// matches any network of its container.
     pub fn matches_request(&self, sandbox: &SandboxRef) -> bool {
         let own = &self.sandbox;
-        let found = own.network_name == NetworkName::default();
+        let found = self.was_found();
         own == sandbox
             || (found && own.container_id == sandbox.container_id && own.ifname == sandbox.ifname)
     }
@@ -116,6 +116,11 @@ impl Record {
 
     pub fn is_managed(&self) -> bool {
         self.intent.has_effects() && !self.is_detached() && !self.is_legacy()
+    }
+
+    /// Returns whether the sandbox was found on the node instead of being named by a CNI call.
+    pub(crate) fn was_found(&self) -> bool {
+        self.sandbox.network_name == NetworkName::default()
     }
 
     /// Returns whether another agent's rules, which inpod cannot replace, lead the pod's traffic to ztunnel.

@@ -1,6 +1,6 @@
 //! Finds the netns of a pod for which no ADD was received.
 
-use inpod_types::{Failure, NetworkName, Reason};
+use inpod_types::{Failure, Reason};
 use tokio::time::Instant;
 
 use super::Pipeline;
@@ -43,7 +43,7 @@ impl Pipeline {
     /// Searches again for the netns of a sandbox found through an ended process: other processes may still be in the
     /// netns. The sandbox keeps its name. Returns whether the netns still exists.
     pub(super) async fn locate_again(&self, record: &mut Record) -> Result<bool, Failure> {
-        if record.sandbox.network_name != NetworkName::default() {
+        if !record.was_found() {
             return Ok(false);
         }
         let found = match self.find(record, false, deadline_in(5)).await {

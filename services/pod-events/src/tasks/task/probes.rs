@@ -54,25 +54,39 @@ impl Task {
     }
 }
 
-/// Returns whether a sandbox without inpod's rules needs the exemption, or `None` if the exemption stays as it is. The
+/// Returns whether a sandbox without inpod's rules needs the exemption, or `None` if the exemption stays as it is. A
+/// sandbox of a CNI call has no rules yet, although its pod may have the annotation, as after a reboot. The
 /// annotation shows whether another agent's rules are in place; rules in legacy tables need no annotation to stay.
 fn exemption_before_rules(record: &Record, is_redirected: bool) -> Option<bool> {
     let is_captured = is_redirected || record.is_legacy();
     let may_be_exempt = is_captured || record.intent == Intent::Adopted;
-    (may_be_exempt && !record.redirection.is_sidecar()).then_some(is_captured)
+    let has_rules = record.was_found() || record.is_legacy();
+    (may_be_exempt && has_rules && !record.redirection.is_sidecar()).then_some(is_captured)
 }
 
 #[cfg(test)]
 mod tests {
+    use inpod_types::NetworkName;
+
     use super::*;
     use crate::testing::record;
 
     fn exemption(intent: Intent, is_redirected: bool) -> Option<bool> {
-        let record = Record {
+        let mut record = Record {
             intent,
             ..record("c1")
         };
+        record.sandbox.network_name = NetworkName::default();
         exemption_before_rules(&record, is_redirected)
+    }
+
+    #[test]
+    fn probe_exemption_leaves_sandboxes_of_cni_calls_to_the_apply() {
+        let record = Record {
+            intent: Intent::Enrolling,
+            ..record("c1")
+        };
+        assert_eq!(exemption_before_rules(&record, true), None);
     }
 
     #[test]
