@@ -13,8 +13,9 @@ const OF_A_NODE: [&str; 7] = [
     "cd /etc/cni/net.d && ls -A | xargs sha256sum",
     "cd /opt/cni/bin && ls -A | xargs sha256sum",
     "for dir in /run/inpod /var/lib/inpod /var/run/ztunnel; do [ ! -e $dir ] || find $dir -not -type d; done",
-    // Sorted, because the kubelet deletes and creates tables of its own in any order.
-    "nft -s list ruleset | sort",
+    // Sorted, because the kubelet deletes and creates tables of its own in any order. kube-proxy's tables follow the
+    // Services.
+    "nft list tables | grep -v ' kube-proxy$' | while read -r table; do nft -s list $table; done | sort",
     "ipset list -name",
     "ip rule && ip -6 rule",
     // Pods' routes are in the main table and the kernel's own.
