@@ -9,7 +9,7 @@ pub(crate) mod injected;
 mod istio_cni;
 pub(crate) mod mesh;
 mod node;
-mod probes;
+pub(crate) mod probes;
 mod release;
 pub(crate) mod repaired;
 mod restarts;

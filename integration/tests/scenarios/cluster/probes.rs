@@ -17,10 +17,11 @@ use crate::cluster::{
 };
 
 /// Source of probes (setting `probe_source_v4`).
-const PROBE: &str = "169.254.7.127";
+pub(crate) const PROBE: &str = "169.254.7.127";
 
-fn seen(cluster: &ExclusiveCluster<'_>, pod: &Value) -> anyhow::Result<Vec<String>> {
-    let pids = cluster.machine().pids(uid(pod))?;
+/// Returns the clients that the application has seen.
+pub(crate) fn seen(cluster: &ExclusiveCluster<'_>, pod: &Value) -> anyhow::Result<Vec<String>> {
+    let pids = cluster.machine_of(pod).pids(uid(pod))?;
     let files = pids
         .iter()
         .map(|pid| PathBuf::from(format!("/proc/{pid}/root/tmp/seen")));

@@ -1,6 +1,6 @@
 //! Applications on chosen nodes, with a Service and an identity of their own.
 
-use std::{fs, net::SocketAddr, path::PathBuf};
+use std::net::SocketAddr;
 
 use anyhow::Context as _;
 use inpod_linux::Netns;
@@ -186,21 +186,6 @@ pub(crate) fn until_enrolled(cluster: &ExclusiveCluster<'_>, pods: &[Value]) {
     for pod in pods {
         cluster.until_enrolled(pod);
     }
-}
-
-/// Returns the clients that the application has seen.
-pub(crate) fn seen(cluster: &ExclusiveCluster<'_>, pod: &Value) -> Vec<String> {
-    let pids = cluster.machine_of(pod).pids(uid(pod)).unwrap();
-    let files = pids
-        .iter()
-        .map(|pid| PathBuf::from(format!("/proc/{pid}/root/tmp/seen")));
-    let text = files
-        .filter_map(|path| fs::read_to_string(path).ok())
-        .next();
-    text.unwrap_or_default()
-        .lines()
-        .map(str::to_owned)
-        .collect()
 }
 
 pub(crate) fn make_ambient(cluster: &ExclusiveCluster<'_>, namespace: &str) {

@@ -11,9 +11,10 @@ use crate::{
     cluster::{
         agent::{ExclusiveCluster, uid},
         apps::{PORT, address, container},
+        probes::{PROBE, seen},
     },
     mesh::{
-        apps::{App, addresses, execute, make_ambient, netns_of, seen, until_enrolled},
+        apps::{App, addresses, execute, make_ambient, netns_of, until_enrolled},
         control::{ISTIO, on_stock_ztunnels},
         wire::Wire,
     },
@@ -140,8 +141,9 @@ fn strict_policy_admits_only_identities_and_probes() {
         get(&client, to).unwrap();
         let probes = || {
             seen(cluster, &server)
+                .unwrap()
                 .iter()
-                .filter(|it| it.contains("169.254.7.127"))
+                .filter(|it| it.contains(PROBE))
                 .count()
         };
         let before = probes();

@@ -13,18 +13,16 @@ use crate::{
     cluster::{
         agent::{ExclusiveCluster, uid},
         apps::{PORT, address, container},
+        probes::{PROBE, seen},
     },
     mesh::{
-        apps::{App, make_ambient, netns_of, seen, until_enrolled},
+        apps::{App, make_ambient, netns_of, until_enrolled},
         control::on_every_network,
     },
 };
 
 /// The port of each node that leads to the node's pod.
 const HOST_PORT: u16 = 18080;
-
-/// Source of probes (setting `probe_source_v4`).
-const PROBE: &str = "169.254.7.127";
 
 /// Returns the types of the plugins that the runtime calls for a pod.
 fn chain(machine: &Machine) -> Vec<String> {
@@ -83,7 +81,7 @@ fn pods_of_every_network_reach_each_other_through_ztunnels() {
             }
             // Probes pass ztunnel.
             eventually("probes come from their own address", TIMEOUT, || {
-                let clients = seen(cluster, pod);
+                let clients = seen(cluster, pod)?;
                 let is_probe = |client: &&String| client.contains(PROBE);
                 let probes = clients.iter().filter(is_probe).count();
                 ensure!(probes > 5, "{clients:?}");
