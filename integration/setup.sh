@@ -106,7 +106,7 @@ need_cni_plugins() {
     need_go
     say "Building the CNI plugin ${plugin#*/} $CNI_PLUGINS_VERSION (a few seconds, once)"
     mkdir -p "$dir"
-    GOBIN=$dir CGO_ENABLED=0 "$GO" install "$ISTIO_MODULE/$plugin@$CNI_PLUGINS_VERSION" || die "go failed to build the CNI plugin ${plugin#*/}"
+    GOBIN=$dir CGO_ENABLED=0 "$GO" install "$module/$plugin@$CNI_PLUGINS_VERSION" || die "go failed to build the CNI plugin ${plugin#*/}"
   done
   CNI_PLUGINS=$dir
 }
@@ -138,12 +138,12 @@ need_cniload() {
 # versions, which not every proxy has.
 need_multus() {
   local module=gopkg.in/k8snetworkplumbingwg/multus-cni.v4
-  MULTUS=$tools/multus-$(sed -n "s|^require $ISTIO_MODULE ||p" integration/multus/go.mod)
+  MULTUS=$tools/multus-$(sed -n "s|^require $module ||p" integration/multus/go.mod)
   [ -x "$MULTUS" ] && return
   need_go
   say "Building Multus' entrypoint (a few seconds, once)"
   mkdir -p "$tools"
-  CGO_ENABLED=0 "$GO" -C integration/multus build -trimpath -o "$MULTUS.new" "$ISTIO_MODULE/cmd/thin_entrypoint" || die "go failed to build Multus' entrypoint"
+  CGO_ENABLED=0 "$GO" -C integration/multus build -trimpath -o "$MULTUS.new" "$module/cmd/thin_entrypoint" || die "go failed to build Multus' entrypoint"
   mv "$MULTUS.new" "$MULTUS"
 }
 
