@@ -14,6 +14,9 @@ use crate::{
 
 pub const MAX_CONFIG_BYTES: usize = 1 << 20;
 
+/// The default of `stateDir`.
+pub const DEFAULT_STATE_DIR: &str = "/var/lib/inpod/plugin";
+
 const MAX_TIMEOUT_SECONDS: u64 = 600;
 
 /// The keys read by the plugin. Unknown keys are ignored, because the spec allows them and runtimes add some of their
@@ -195,7 +198,7 @@ impl<'a> Document<'a> {
     fn settings(&self) -> Result<Settings, CniError> {
         Ok(Settings {
             agent_socket: self.agent_socket()?,
-            state_dir: parse_path("stateDir", self.state_dir, "/var/lib/inpod/plugin")?,
+            state_dir: parse_path("stateDir", self.state_dir, DEFAULT_STATE_DIR)?,
             timeout: self.timeout()?,
             exclude_namespaces: self.exclude_namespaces()?,
             default_namespace: self.default_namespace()?,

@@ -1,36 +1,20 @@
-//! Writes one JSON line per call to stderr, from where the runtime copies the line to its own log.
+//! Writes a JSON line per call to stderr, from where the runtime copies the line to the runtime's log, and keeps the line for
+//! the agent if the agent has not answered the call.
 
-use std::io::{self, Write as _};
+use std::{
+    io::{self, Write as _},
+    path::Path,
+};
 
 use inpod_cni::{
-    config::Level,
+    call_log::Line,
+    config::{DEFAULT_STATE_DIR, Level},
     error::{CniError, ErrorCode},
     invocation::Invocation,
     spool,
 };
-use serde::Serialize;
 
 use crate::{call::Call, output::Outcome};
-
-#[derive(Serialize)]
-struct Line<'a> {
-    level: &'static str,
-    message: &'a str,
-    time_unix_ms: u64,
-    took_ms: u128,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    verb: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sandbox: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pod: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    code: Option<u32>,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    error: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    trace_id: Option<&'a str>,
-}
 
 pub(crate) struct Report<'a> {
     pub(crate) call: &'a Call,
@@ -42,13 +26,33 @@ pub(crate) struct Report<'a> {
 }
 
 impl Report<'_> {
+    /// Ignores errors, because a failing log must not fail the call.
     pub(crate) fn write(&self) {
-        let config = self.invocation.and_then(Invocation::config);
-        let threshold = config.map_or(Level::Info, |config| config.settings.log_level);
+        let settings = self
+            .invocation
+            .and_then(Invocation::config)
+            .map(|config| &config.settings);
+        let threshold = settings.map_or(Level::Info, |settings| settings.log_level);
         let (level, message) = self.summary();
-        if level <= threshold {
-            write(&self.line(level, message));
+        if level > threshold {
+            return;
         }
+        let line = self.line(level, message);
+        if let Ok(mut text) = serde_json::to_vec(&line) {
+            text.push(b'\n');
+            let _ignored = io::stderr().write_all(&text);
+        }
+        if !self.is_in_agents_log(level) {
+            let default = Path::new(DEFAULT_STATE_DIR);
+            let state_dir = settings.map_or(default, |settings| &settings.state_dir);
+            let _ignored = line.keep(state_dir);
+        }
+    }
+
+    /// Returns whether the agent has answered the call as usual, and logged the call.
+    fn is_in_agents_log(&self, level: Level) -> bool {
+        let is_usual = |outcome: &Outcome| level == Level::Info && outcome.cause.is_empty();
+        self.printed.is_ok() && self.outcome.as_ref().is_ok_and(is_usual)
     }
 
     fn summary(&self) -> (Level, &'static str) {
@@ -62,21 +66,23 @@ impl Report<'_> {
         }
     }
 
-    fn line<'a>(&'a self, level: Level, message: &'a str) -> Line<'a> {
+    fn line(&self, level: Level, message: &str) -> Line {
         let sandbox = self.invocation.and_then(Invocation::sandbox);
         let pod = self.invocation.and_then(Invocation::pod);
-        Line {
-            level: level_name(level),
-            message,
+        let trace = self.call.trace.as_ref();
+        let line = Line {
+            level: level_name(level).to_owned(),
+            message: message.to_owned(),
             time_unix_ms: spool::now_unix_ms(),
-            took_ms: self.call.elapsed().as_millis(),
-            verb: self.verb,
+            took_ms: u64::try_from(self.call.elapsed().as_millis()).unwrap_or(u64::MAX),
+            verb: self.verb.map(str::to_owned),
             sandbox: sandbox.map(ToString::to_string),
             pod: pod.map(ToString::to_string),
             code: self.outcome.as_ref().err().map(|error| error.code.number()),
-            error: self.cause(),
-            trace_id: self.call.trace.as_ref().map(|trace| trace.id.as_str()),
-        }
+            error: String::new(),
+            trace_id: trace.map(|trace| trace.id.clone()),
+        };
+        line.with_error(&self.cause())
     }
 
     fn cause(&self) -> String {
@@ -94,13 +100,5 @@ fn level_name(level: Level) -> &'static str {
         Level::Warn => "WARN",
         Level::Info => "INFO",
         Level::Debug | Level::Trace => "DEBUG",
-    }
-}
-
-/// Writes a line and ignores errors, because a failing log must not fail the call.
-fn write(line: &Line<'_>) {
-    if let Ok(mut text) = serde_json::to_vec(line) {
-        text.push(b'\n');
-        let _ignored = io::stderr().write_all(&text);
     }
 }

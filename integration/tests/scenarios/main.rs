@@ -32,6 +32,7 @@ mod netns {
     mod interrupted;
     mod leaving;
     mod lifecycle;
+    mod logs;
     mod mutations;
     mod operations;
     mod paths;

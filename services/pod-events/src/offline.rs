@@ -1,6 +1,7 @@
 //! The protocol with the plugin while either side is unavailable, through files in the plugin's `stateDir`: the
-//! plugin spools undelivered events, and reads which namespaces have pods in the mesh.
+//! plugin spools undelivered events, keeps the lines of its log, and reads which namespaces have pods in the mesh.
 
+mod call_log;
 mod enrolled;
 mod spool;
 
@@ -102,11 +103,14 @@ impl PluginState {
         } else {
             self.problem.clone().map_or(Ok(()), Err)
         };
-        if is_due {
+        let logged = if is_due {
             self.report_kill_switch();
-        }
+            call_log::forward(&self.state_dir)
+        } else {
+            Ok(())
+        };
         let written = self.write_enrolled(is_due).await;
-        self.report(read.and(written));
+        self.report(read.and(written).and(logged));
     }
 
     fn report_kill_switch(&self) {

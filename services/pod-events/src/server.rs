@@ -100,6 +100,7 @@ impl PodEventsService for Server {
         let sandbox: SandboxRef =
             required("sandbox", request.into_inner().sandbox).map_err(to_status)?;
         let enrollment = self.check(&sandbox).await.map_err(to_status)?;
+        tracing::info!(%sandbox, %enrollment, "Checked");
         Ok(Response::new(wire::CheckPodResponse {
             enrollment: inpod_proto::types::v1::Enrollment::from(enrollment).into(),
         }))
@@ -121,6 +122,10 @@ impl PodEventsService for Server {
         request: Request<wire::CollectGarbageRequest>,
     ) -> Result<Response<wire::CollectGarbageResponse>, Status> {
         let dropped = self.collect(request.get_ref()).await;
+        if let Ok(dropped) = &dropped {
+            let network = &request.get_ref().network_name;
+            tracing::info!(network, dropped = dropped.len(), "Collected garbage");
+        }
         respond(dropped.map(|dropped| wire::CollectGarbageResponse { dropped }))
     }
 

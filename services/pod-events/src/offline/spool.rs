@@ -156,8 +156,8 @@ fn discard(path: &Path, why: SpoolError) -> io::Result<()> {
     }
 }
 
-/// Returns the spool files, oldest first.
-fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+/// Returns the files of a directory of the plugin, oldest first.
+pub(super) fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     if directory.is_symlink() {
         // The plugin refuses to write through the symlink, so new events would be lost without a report.
         let problem = "it is a symlink; remove it";
