@@ -6,6 +6,7 @@ use prost::Message as _;
 
 const FILES: &[&str] = &[
     "inpod/types/v1/types.proto",
+    "inpod/log/v1/log_service.proto",
     "inpod/podevents/v1/pod_events_service.proto",
     "inpod/netconfig/v1/netconfig_service.proto",
     "inpod/netconfig/v1/netns_socket.proto",

@@ -20,6 +20,7 @@ pub fn class_of(path: &str) -> Option<Class> {
         "inpod.podevents.v1.PodEventsService" => pod_events(method),
         "inpod.netconfig.v1.NetconfigService" => netconfig(method),
         "inpod.ztunnelbroker.v1.ZtunnelBrokerService" => ztunnel_broker(method),
+        "inpod.log.v1.LogService" => log(method),
         "grpc.health.v1.Health" => matches!(method, "Check" | "Watch").then_some(Class::Read),
         "grpc.reflection.v1.ServerReflection" | "grpc.reflection.v1alpha.ServerReflection" => {
             (method == "ServerReflectionInfo").then_some(Class::Read)
@@ -72,6 +73,14 @@ fn ztunnel_broker(method: &str) -> Option<Class> {
     }
 }
 
+fn log(method: &str) -> Option<Class> {
+    match method {
+        "GetLogLevels" => Some(Class::Read),
+        "SetLogLevel" => Some(Class::Operator),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use prost::Message as _;
@@ -100,7 +109,7 @@ mod tests {
     fn every_call_states_the_class_that_the_servers_enforce() {
         let set = FileDescriptorSet::decode(crate::DESCRIPTORS).unwrap();
         let calls: Vec<_> = set.file.iter().flat_map(calls).collect();
-        assert_eq!(calls.len(), 29, "{calls:?}");
+        assert_eq!(calls.len(), 31, "{calls:?}");
         for (path, comment) in calls {
             let stated = match comment.split_once("Class: ").unwrap().1 {
                 rest if rest.starts_with("service for a path, read for") => Class::Read,

@@ -47,6 +47,14 @@ pub mod ztunnelbroker {
     }
 }
 
+/// The package `inpod.log.v1`, with the levels of a service's log.
+pub mod log {
+    /// Version 1 of the package, generated from its proto files.
+    pub mod v1 {
+        tonic::include_proto!("inpod.log.v1");
+    }
+}
+
 /// The package `istio.workload.zds`, with the messages between a node agent and ztunnel.
 pub mod zds {
     tonic::include_proto!("istio.workload.zds");

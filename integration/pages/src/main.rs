@@ -1,4 +1,4 @@
-//! Writes the tables of the pages that follow from the code: settings, metrics, reasons and load.
+//! Writes the tables of the pages that follow from the code: settings, metrics, reasons, scopes of the log, and load.
 //!
 //! Each table follows a mark, `<!-- NAME: written by integration/pages -->`, and ends at the first empty line.
 
@@ -29,6 +29,7 @@ fn main() -> anyhow::Result<()> {
     for (page, name, table) in [
         ("deploy/docs/settings.md", "settings", settings()),
         ("deploy/docs/troubleshooting.md", "reasons", reasons()),
+        ("deploy/docs/troubleshooting.md", "scopes", scopes()?),
         ("deploy/docs/scale.md", "load", load()?),
         ("services/docs/architecture.md", "metrics", metrics()),
     ] {
@@ -119,6 +120,87 @@ fn metrics() -> String {
 fn reasons() -> String {
     let row = |reason: &Reason| vec![format!("`{}`", reason.name()), reason.remedy().to_owned()];
     table(&["Reason", "What to do"], Reason::ALL.iter().map(row))
+}
+
+/// Lists the logging modules, with the first sentence of the documentation.
+fn scopes() -> anyhow::Result<String> {
+    let mut rows = Vec::new();
+    for service in [
+        "pod-events",
+        "netconfig",
+        "ztunnel-broker",
+        "installer",
+        "repair",
+        "injector",
+    ] {
+        let sources = root().join("services").join(service).join("src");
+        for file in files(&sources)? {
+            let code = fs::read_to_string(&file)?;
+            let module = file.file_stem().context("a file has a name")?;
+            let module = module.to_string_lossy();
+            let purpose = purpose(&code);
+            if purpose.is_empty() || module == "lib" || !does_log(&file)? {
+                continue;
+            }
+            let scope = format!("`{}::{module}`", service.replace('-', "_"));
+            rows.push(vec![service.to_owned(), scope, purpose]);
+        }
+    }
+    for (scope, purpose) in [
+        ("inpod_service", "Settings, sockets, callers and calls."),
+        (
+            "inpod_cni",
+            "Calls of the plugin that pod-events has not answered.",
+        ),
+        ("kube", "The client of the API server."),
+        ("h2", "HTTP/2 connections."),
+    ] {
+        let scope = format!("`{scope}`");
+        rows.push(vec!["all".to_owned(), scope, purpose.to_owned()]);
+    }
+    Ok(table(&["Service", "Scope", "What it does"], rows))
+}
+
+/// Returns the Rust files of a directory in alphabetical order; none if there is no such directory.
+fn files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return Ok(Vec::new());
+    };
+    let paths = entries.map(|entry| Ok(entry?.path()));
+    let mut paths = paths.collect::<anyhow::Result<Vec<_>>>()?;
+    paths.retain(|path| path.extension().is_some_and(|it| it == "rs"));
+    paths.sort();
+    Ok(paths)
+}
+
+/// Returns whether a module or one of its submodules writes lines.
+fn does_log(file: &Path) -> anyhow::Result<bool> {
+    let code = fs::read_to_string(file)?;
+    let writes = ["info", "warn", "error", "debug", "event"];
+    if writes
+        .iter()
+        .any(|macro_| code.contains(&format!("tracing::{macro_}!(")))
+    {
+        return Ok(true);
+    }
+    for submodule in files(&file.with_extension(""))? {
+        if does_log(&submodule)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Returns the first sentence of a module's documentation, without links.
+fn purpose(code: &str) -> String {
+    let lines = code.lines().map_while(|line| line.strip_prefix("//!"));
+    let text = lines.take_while(|line| !line.is_empty());
+    let text: Vec<_> = text.map(str::trim).collect();
+    let text = text.join(" ").replace(['[', ']'], "");
+    match text.split_once(". ") {
+        Some((sentence, _)) => format!("{sentence}."),
+        None => text,
+    }
 }
 
 /// Computes the load of the agents on the API server from how pod-events lists and watches, for 110 pods on each node.

@@ -8,6 +8,7 @@ mod binds;
 mod bundle;
 mod doctor;
 mod inject;
+mod log_level;
 mod pods;
 mod uninstall;
 
@@ -15,6 +16,7 @@ pub(crate) use binds::BindsQuery;
 pub(crate) use bundle::BundleOptions;
 pub(crate) use doctor::{DoctorOptions, HostOptions};
 pub(crate) use inject::{InjectOptions, InjectOutput};
+pub(crate) use log_level::{LogLevelOptions, LoggingService};
 pub(crate) use pods::{PodFilter, PodQuery};
 pub(crate) use uninstall::{Mode, UninstallOptions};
 
@@ -57,6 +59,8 @@ pub(crate) enum Command {
     Binds(BindsQuery),
     /// Re-verify pods now, repair drift and retry pending work. pod-events logs the request.
     Resync(ResyncOptions),
+    /// Show what the services of this node log, or have a service log more for a time. The service logs the request.
+    LogLevel(LogLevelOptions),
     /// Show whether the services are ready, and their conditions.
     Status,
     /// Diagnose this node: list every problem with its code and how to fix it.

@@ -16,6 +16,7 @@ mod host_fs;
 mod inject;
 mod json;
 mod kubernetes;
+mod log_level;
 mod node;
 mod out;
 mod pods;
@@ -68,6 +69,7 @@ fn run(arguments: &Arguments) -> Result<(), CommandError> {
             Command::Explain(options) => explain::run(&node, options, &mut out).await,
             Command::Binds(query) => binds::run(&node, query, &mut out).await,
             Command::Resync(options) => resync::run(&node, options, &mut out).await,
+            Command::LogLevel(options) => log_level::run(&node, options, &mut out).await,
             Command::Status => status::run(&node, &mut out).await,
             Command::Doctor(options) => {
                 let node = node.with_timeout(arguments.timeout.min(doctor::QUERY_TIMEOUT));

@@ -51,7 +51,7 @@ pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), CommandError> 
     result
 }
 
-fn worse(
+pub(crate) fn worse(
     one: Result<(), CommandError>,
     other: Result<(), CommandError>,
 ) -> Result<(), CommandError> {

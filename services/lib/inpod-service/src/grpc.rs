@@ -1,6 +1,7 @@
 mod health;
 mod incoming;
 mod layers;
+mod log_service;
 mod probes;
 mod reflection;
 
@@ -9,6 +10,7 @@ pub(crate) use health::{LIVE, REASONS};
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
+use inpod_proto::log::v1::log_service_server::LogServiceServer;
 use tonic::{body::Body, server::NamedService, service::Routes};
 use tonic_health::pb::health_server::HealthServer;
 use tower::Service;
@@ -17,6 +19,7 @@ use crate::{Daemon, rlimit, uds};
 use health::Health;
 use incoming::{Connections, Incoming};
 pub use layers::ConcurrencyGroup;
+use log_service::LogService;
 use probes::Probes;
 use reflection::Reflection;
 
@@ -35,7 +38,7 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;
 
-/// Serves health, reflection, metrics and the service's RPCs on one Unix socket, and authorizes every call by the class
+/// Serves health, reflection, metrics, the log's levels and the service's RPCs on one Unix socket, and authorizes every call by the class
 /// of its RPC.
 #[derive(Debug)]
 pub struct Server {
@@ -114,7 +117,9 @@ impl Server {
             calls: daemon.metrics.calls().clone(),
             connections: Connections::new(max_connections),
         };
-        let names: Arc<[&'static str]> = self.names.into();
+        let log = LogServiceServer::new(LogService(Arc::clone(&daemon.log_levels)));
+        let names = [self.names, vec![LogServiceServer::<LogService>::NAME]].concat();
+        let names: Arc<[&'static str]> = names.into();
         let health = HealthServer::new(Health {
             readiness: daemon.readiness.clone(),
             shutdown: daemon.shutdown(),
@@ -122,6 +127,7 @@ impl Server {
         });
         let routes = self
             .routes
+            .add_service(log)
             .add_service(health)
             .add_service(Reflection::<false>::new(&names))
             .add_service(Reflection::<true>::new(&names));

@@ -92,6 +92,7 @@ pub struct Daemon {
     stop: watch::Sender<bool>,
     readiness: Readiness,
     metrics: Metrics,
+    log_levels: Arc<log::Levels>,
     max_calls: usize,
     health_address: Option<SocketAddr>,
     /// True if the process empties its state directory at the end.
@@ -262,9 +263,9 @@ where
     };
     let spans = otlp::ExporterBuilder::new(loaded.read()?);
     let (common, settings) = loaded.parse::<C>()?;
-    log::init(common.log_level, common.log_format, spans.layer())?;
+    let levels = log::init(common.log_level, common.log_format, spans.layer())?;
     runtime(builder)?.block_on(async {
-        let daemon = prepare(*service, common)?;
+        let daemon = prepare(*service, common, levels)?;
         let exporter = spans.export(service, &daemon.instance_id, &daemon.metrics);
         tracing::info!(
             version = service.version,
@@ -306,7 +307,11 @@ pub fn load_settings<C: DeserializeOwned>(
     }
 }
 
-fn prepare(service: Service, common: Common) -> anyhow::Result<Daemon> {
+fn prepare(
+    service: Service,
+    common: Common,
+    log_levels: Arc<log::Levels>,
+) -> anyhow::Result<Daemon> {
     // Other users must not be able to read created files.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     rlimit::raise_open_files();
@@ -317,6 +322,7 @@ fn prepare(service: Service, common: Common) -> anyhow::Result<Daemon> {
     Ok(Daemon {
         metrics: Metrics::new(&service, &readiness),
         readiness,
+        log_levels,
         max_calls: common.max_calls.get(),
         health_address: common.health_address,
         removes_state: Arc::default(),

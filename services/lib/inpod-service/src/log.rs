@@ -1,13 +1,16 @@
+mod levels;
+
 use std::{
     io::{self, Write},
     str::FromStr,
+    sync::Arc,
 };
 
 use anyhow::anyhow;
 use tracing::{Level, Metadata, Subscriber};
 use tracing_subscriber::{
     Layer,
-    filter::{LevelFilter, Targets, filter_fn},
+    filter::{LevelFilter, filter_fn},
     fmt,
     layer::SubscriberExt as _,
     registry,
@@ -16,9 +19,8 @@ use tracing_subscriber::{
 };
 
 use crate::otlp;
-
-/// Libraries limited to `warn`, because their debug output is about their own internals.
-const WARN_ONLY_LIBRARIES: [&str; 6] = ["h2", "hyper", "hyper_util", "tonic", "tower", "kube"];
+pub(crate) use levels::Levels;
+use levels::{Filter, WARN_ONLY_LIBRARIES};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
@@ -38,30 +40,29 @@ impl FromStr for Format {
     }
 }
 
-/// Writes events to standard error, and exports spans if a layer for spans is given.
-pub(crate) fn init(level: Level, format: Format, spans: Option<otlp::Layer>) -> anyhow::Result<()> {
+/// Writes events to standard error, exports spans if a layer for spans is given, and returns the levels.
+pub(crate) fn init(
+    level: Level,
+    format: Format,
+    spans: Option<otlp::Layer>,
+) -> anyhow::Result<Arc<Levels>> {
+    let (levels, filter) = Levels::new(level);
     let result = match spans {
         None => registry()
-            .with(targets(level))
+            .with(filter)
             .with(lines(format, io::stderr))
             .try_init(),
-        Some(spans) => exporting(level, format, spans).try_init(),
+        Some(spans) => exporting(filter, format, spans).try_init(),
     };
-    result.map_err(|error| anyhow!("cannot start the log: {error}"))
-}
-
-fn targets(level: Level) -> Targets {
-    Targets::new()
-        .with_default(level)
-        .with_targets(WARN_ONLY_LIBRARIES.map(|name| (name, level.min(Level::WARN))))
-        .with_target(otlp::EXPORT_ONLY_TARGET, LevelFilter::OFF)
+    result.map_err(|error| anyhow!("cannot start the log: {error}"))?;
+    Ok(levels)
 }
 
 /// Exports spans at any log level, since each output has a filter of its own.
-fn exporting(level: Level, format: Format, spans: otlp::Layer) -> impl Subscriber + Send + Sync {
+fn exporting(filter: Filter, format: Format, spans: otlp::Layer) -> impl Subscriber + Send + Sync {
     let exported = filter_fn(is_exported).with_max_level_hint(LevelFilter::INFO);
     registry()
-        .with(lines(format, io::stderr).with_filter(targets(level)))
+        .with(lines(format, io::stderr).with_filter(filter))
         .with(spans.with_filter(exported))
 }
 
@@ -174,7 +175,8 @@ mod tests {
         headers.insert(TRACEPARENT, HeaderValue::from_static(header));
         let trace = Trace::from_headers(&headers);
         let (layer, mut waiting) = otlp::test_layer();
-        with_default(exporting(Level::ERROR, Format::Text, layer), || {
+        let (_levels, filter) = Levels::new(Level::ERROR);
+        with_default(exporting(filter, Format::Text, layer), || {
             let call = tracing::info_span!("call");
             otlp::serve(&call, &trace, "/service/Method");
             let _within = call.enter();

@@ -16,6 +16,7 @@ use super::{incoming::PREFACE_TIMEOUT, *};
 use crate::{
     Metrics, Readiness, Service as Description, Shutdown,
     endpoint::tests::{own_address, send},
+    log,
     peer::Policy,
 };
 
@@ -52,6 +53,7 @@ async fn start_with(health_address: Option<SocketAddr>, max_calls: usize) -> Run
         shutdown,
         metrics: Metrics::new(&service, &readiness),
         readiness,
+        log_levels: log::Levels::new(tracing::Level::INFO).0,
         max_calls,
         health_address,
         removes_state: Arc::default(),
