@@ -305,6 +305,17 @@ need_mesh() {
   fi
 }
 
+# Istio's agent of a proxy, for sidecars with need_envoy.
+need_pilot_agent() {
+  PILOT_AGENT=$tools/pilot-agent-$ISTIO_VERSION
+  [ -x "$PILOT_AGENT" ] && return
+  need_go
+  say "Building pilot-agent $ISTIO_VERSION (about a minute on two cores after istiod, once)"
+  CGO_ENABLED=0 "$GO" install -trimpath -tags "$ISTIO_TAGS" -ldflags '-s -w' "istio.io/istio/pilot/cmd/pilot-agent@$ISTIO_VERSION" ||
+    die "go failed to build pilot-agent"
+  mv "$tools/pilot-agent" "$PILOT_AGENT"
+}
+
 # Istio's own ambient tests (integration/upstream/README.md) and the echo programs that they deploy, from Istio's module;
 # ISTIO_TESTS names their directory, in which `source` is the module's. Our setup replaces that of the package ambient,
 # whose other tests are left out. The tags are those of pilot-discovery, whose build has compiled most of this already.

@@ -18,6 +18,8 @@ fn collection(kind: &str) -> anyhow::Result<(&'static str, &'static str, bool)> 
         "Deployment" => ("/apis/apps/v1", "deployments", true),
         "PeerAuthentication" => ("/apis/security.istio.io/v1", "peerauthentications", true),
         "AuthorizationPolicy" => ("/apis/security.istio.io/v1", "authorizationpolicies", true),
+        "EnvoyFilter" => ("/apis/networking.istio.io/v1alpha3", "envoyfilters", true),
+        "Sidecar" => ("/apis/networking.istio.io/v1", "sidecars", true),
         "DaemonSet" => ("/apis/apps/v1", "daemonsets", true),
         "ClusterRole" => (rbac, "clusterroles", false),
         "ClusterRoleBinding" => (rbac, "clusterrolebindings", false),

@@ -55,6 +55,8 @@ pub enum Image {
     },
     /// The stock ztunnel with its libraries.
     StockZtunnel,
+    /// `inpod.test/proxyv2:1`, Istio's agent of a proxy with an Envoy that has none of Istio's own filters.
+    Proxy,
     /// `inpod.test/install-cni:1`, istio-cni with the programs of iptables and nft that it runs.
     IstioCni,
     /// `inpod.test/app:1`, the echo programs of Istio's tests with a certificate.
@@ -75,6 +77,7 @@ impl Image {
             Self::Sidecar => "sidecar",
             Self::StockZtunnel => "ztunnel",
             Self::Echo => "app",
+            Self::Proxy => "proxyv2",
             Self::IstioCni => "install-cni",
             Self::Tool { name, .. } => name,
             Self::Shipped(name) | Self::Previous(name) => name,
@@ -88,6 +91,7 @@ impl Image {
             | Self::Sidecar
             | Self::StockZtunnel
             | Self::Echo
+            | Self::Proxy
             | Self::IstioCni
             | Self::Tool { .. } => {
                 format!("inpod.test/{}:1", self.name())
@@ -114,6 +118,7 @@ impl Image {
             }
             Self::StockZtunnel => component(&root, &["ztunnel"], |_| tool("ZTUNNEL"))?,
             Self::Echo => echo(&root)?,
+            Self::Proxy => proxy(&root)?,
             Self::IstioCni => istio_cni(&root)?,
             Self::Tool { name, variable } => {
                 fs::create_dir_all(&root)?;
@@ -130,7 +135,9 @@ impl Image {
         };
         let archive = dir.join(format!("{}.tar", self.name()));
         let mut runs = json!({"Entrypoint": entrypoint});
-        if let (Self::Tool { .. } | Self::Echo, Some(runs)) = (self, runs.as_object_mut()) {
+        if let (Self::Tool { .. } | Self::Echo | Self::Proxy, Some(runs)) =
+            (self, runs.as_object_mut())
+        {
             runs.insert("User".to_owned(), json!("1337"));
         }
         pack_image(&work, &self.reference(), &runs, &archive)?;
@@ -189,6 +196,27 @@ fn echo(root: &Path) -> anyhow::Result<Value> {
     )?;
     fs::set_permissions(key, Permissions::from_mode(0o444))?;
     Ok(json!(["/usr/local/bin/server"]))
+}
+
+/// Writes what the Dockerfile of Istio's image has (pilot/docker/Dockerfile.proxyv2 in Istio's module).
+fn proxy(root: &Path) -> anyhow::Result<Value> {
+    let module = std::env::var_os("ISTIO_MODULE").context("ISTIO_MODULE names no directory")?;
+    let module = PathBuf::from(module);
+    let bootstrap = root.join("var/lib/istio/envoy/envoy_bootstrap_tmpl.json");
+    let bin = root.join("usr/local/bin");
+    for (from, to) in [
+        (
+            module.join("tools/packaging/common/envoy_bootstrap.json"),
+            bootstrap,
+        ),
+        (tool("PILOT_AGENT")?, bin.join("pilot-agent")),
+        (tool("ENVOY")?, bin.join("envoy")),
+    ] {
+        fs::create_dir_all(to.parent().context("a file has a directory")?)?;
+        fs::copy(from, to)?;
+    }
+    copy_libraries(root, &bin.join("envoy"))?;
+    Ok(json!(["/usr/local/bin/pilot-agent"]))
 }
 
 /// Returns the binaries of an image; the first binary is the entrypoint.

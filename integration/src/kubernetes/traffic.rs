@@ -69,7 +69,11 @@ pub fn get(from: &Netns, to: SocketAddr) -> anyhow::Result<String> {
 pub fn ask(from: &Netns, to: SocketAddr, path: &str) -> anyhow::Result<(SocketAddr, String)> {
     let mut stream = connect(from, to)?;
     let here = stream.local_addr()?;
-    write!(stream, "GET {path} HTTP/1.0\r\n\r\n")?;
+    // Envoy answers no HTTP/1.0.
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n"
+    )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));

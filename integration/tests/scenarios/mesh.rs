@@ -9,5 +9,6 @@ mod life;
 mod migration;
 mod nodes;
 mod power;
+mod sidecars;
 mod upstream;
 mod wire;

@@ -265,7 +265,7 @@ pub(crate) fn inpod_on(machine: &Machine, arguments: &[&str]) -> anyhow::Result<
     machine.exec(&[&[program.as_str()], arguments].concat())
 }
 
-fn explain_on(machine: &Machine, namespace: &str, name: &str) -> anyhow::Result<Value> {
+pub(crate) fn explain_on(machine: &Machine, namespace: &str, name: &str) -> anyhow::Result<Value> {
     let pod = format!("{namespace}/{name}");
     let printed = inpod_on(machine, &["explain", &pod, "-o", "json"])?;
     Ok(serde_json::from_str(&printed)?)

@@ -11,7 +11,7 @@ use crate::cluster::agent::ExclusiveCluster;
 pub(crate) const PORT: u16 = 8080;
 
 /// `/cgi-bin/who` returns the client's address; a file lists all clients.
-const SERVE: &str = r#"
+pub(crate) const SERVE: &str = r#"
 mkdir -p /tmp/www/cgi-bin
 echo here >/tmp/www/index.html
 cat >/tmp/www/cgi-bin/who <<'END'

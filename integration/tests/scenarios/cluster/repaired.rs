@@ -22,7 +22,7 @@ use crate::cluster::{
     },
 };
 
-const REPAIR: &str = "app.kubernetes.io/name=inpod-repair";
+pub(crate) const REPAIR: &str = "app.kubernetes.io/name=inpod-repair";
 
 const LABEL: &str = "/metadata/labels/cni.istio.io~1uninitialized";
 
@@ -48,7 +48,7 @@ fn values(more: &[&'static str]) -> Vec<&'static str> {
 }
 
 /// Returns the end of the validation's last run.
-fn last_end(pod: &Value) -> Option<&Value> {
+pub(crate) fn last_end(pod: &Value) -> Option<&Value> {
     let all = pod.pointer("/status/initContainerStatuses")?.as_array()?;
     let mut all = all.iter();
     let found = all.find(|it| text(it, "/name") == "istio-validation")?;
@@ -76,7 +76,12 @@ fn until_failed(cluster: &ExclusiveCluster<'_>, namespace: &str, app: &str) -> V
 }
 
 /// Waits for an Event of `repair` about a pod, and returns its text.
-fn event(cluster: &ExclusiveCluster<'_>, pod: &Value, reason: &str, kind: &str) -> String {
+pub(crate) fn event(
+    cluster: &ExclusiveCluster<'_>,
+    pod: &Value,
+    reason: &str,
+    kind: &str,
+) -> String {
     let (namespace, name) = named(pod);
     let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
     eventually("the Event is there", LONG, || {

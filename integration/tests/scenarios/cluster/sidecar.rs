@@ -11,7 +11,7 @@ use integration::{
 use serde_json::{Value, json};
 
 use crate::cluster::{
-    agent::{ExclusiveCluster, named, on_the_node, uid},
+    agent::{ExclusiveCluster, explain_on, named, on_the_node, uid},
     apps::{address, container, deploy, make_deployment, make_pod, ready},
     mesh::{serves_through_ztunnel, taken},
 };
@@ -142,7 +142,7 @@ pub(crate) fn until_redirected(cluster: &ExclusiveCluster<'_>, pod: &Value, netw
     let (namespace, name) = named(pod);
     let none = json!([]);
     eventually("the pod is led to its sidecar", TIMEOUT, || {
-        let known = cluster.explain(namespace, name)?;
+        let known = explain_on(cluster.machine_of(pod), namespace, name)?;
         for (pointer, expected) in [
             ("/state", "POD_STATE_ENROLLED"),
             ("/desired", "ENROLLMENT_SIDECAR"),

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 
-use anyhow::Context as _;
 use inpod_linux::Netns;
 use integration::kubernetes::{Machine, Traffic, text};
 use serde_json::{Value, json};
@@ -43,6 +42,19 @@ impl<'a> App<'a> {
 
     /// The same with a container and its probes.
     pub(crate) fn deploy_with(
+        cluster: &'a ExclusiveCluster<'a>,
+        named: (&'a str, &'a str),
+        node: Option<&Machine>,
+        replicas: usize,
+        container: &Value,
+    ) -> Self {
+        let app = Self::start(cluster, named, node, replicas, container);
+        app.pods();
+        app
+    }
+
+    /// The same without waiting for its pods.
+    pub(crate) fn start(
         cluster: &'a ExclusiveCluster<'a>,
         (namespace, name): (&'a str, &'a str),
         node: Option<&Machine>,
@@ -88,7 +100,6 @@ impl<'a> App<'a> {
         ] {
             cluster.server.create(&path, &object).unwrap();
         }
-        app.pods();
         app
     }
 
@@ -176,9 +187,7 @@ pub(crate) fn execute(
 ) -> anyhow::Result<String> {
     let (namespace, name) = named(pod);
     let exec = ["exec", "--namespace", namespace, name, "--"];
-    cluster
-        .kubectl(&[&exec[..], command].concat())
-        .context("kubectl exec")
+    cluster.kubectl(&[&exec[..], command].concat())
 }
 
 /// Waits until every pod is in the mesh.

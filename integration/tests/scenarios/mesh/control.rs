@@ -41,6 +41,38 @@ static STOCK: SharedCluster = SharedCluster::new(
     },
 );
 
+/// The values by which istiod leaves Istio's own filters out of a sidecar's configuration, because only Istio's Envoy has
+/// them, and leaves the redirection to the node.
+pub(crate) const SIDECARS: [&str; 8] = [
+    "cni.enabled=true",
+    "telemetry.enabled=false",
+    "env.PILOT_ENABLE_METADATA_EXCHANGE=false",
+    "env.PILOT_ENABLE_ALPN_FILTER=false",
+    // Helm would take `false` for a boolean, where Istio wants a text.
+    "meshConfig.defaultConfig.proxyMetadata.PEER_METADATA_DISCOVERY=F",
+    // For older proxies, istiod uses types of filter state that every Envoy has.
+    "meshConfig.defaultConfig.proxyMetadata.ISTIO_META_ISTIO_VERSION=1.29.1",
+    "meshConfig.accessLogFile=/dev/stdout",
+    "global.proxy.resources.requests.cpu=10m",
+];
+
+/// The same with Istio's injector, and proxies.
+static PROXIES: SharedCluster = SharedCluster::new(
+    &[
+        NodeConfig::new(1, Chain::Bridge, ProxyMode::Iptables),
+        NodeConfig::new(2, Chain::Ptp, ProxyMode::Nftables),
+    ],
+    &[ISTIOD, COREDNS, Image::StockZtunnel, Image::Proxy],
+    |cluster| {
+        cluster.deploy_control_plane(&SIDECARS);
+        let hbone = include_str!("manifests/hbone.yaml");
+        cluster.server.apply(hbone).unwrap();
+        cluster.deploy_ztunnel("ztunnel");
+        cluster.install();
+        cluster.until_whole();
+    },
+);
+
 /// A node for each kind of pod network, with reference ztunnels.
 static NETWORKS: SharedCluster = SharedCluster::new(
     &[
@@ -61,6 +93,15 @@ static NETWORKS: SharedCluster = SharedCluster::new(
 
 pub(crate) fn on_stock_ztunnels(test: impl FnOnce(&ExclusiveCluster<'_>)) {
     on(&STOCK, test);
+}
+
+pub(crate) fn on_proxies(test: impl FnOnce(&ExclusiveCluster<'_>)) {
+    on(&PROXIES, test);
+}
+
+/// The same for a test in which inpod has to warn.
+pub(crate) fn on_warned_proxies(test: impl FnOnce(&ExclusiveCluster<'_>)) {
+    PROXIES.use_for(test);
 }
 
 pub(crate) fn on_every_network(test: impl FnOnce(&ExclusiveCluster<'_>)) {

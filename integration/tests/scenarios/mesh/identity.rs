@@ -23,7 +23,7 @@ use crate::{
 const NAMES: [&str; 3] = ["web", "web.shop", "web.shop.svc.cluster.local"];
 
 /// Returns the connections in the log of the ztunnel beside a pod.
-fn carried(cluster: &ExclusiveCluster<'_>, pod: &Value) -> Vec<Carried> {
+pub(crate) fn carried(cluster: &ExclusiveCluster<'_>, pod: &Value) -> Vec<Carried> {
     let machine = cluster.machine_of(pod);
     let ztunnels = cluster.pods(ISTIO, "app=ztunnel").unwrap();
     let beside = |ztunnel: &&Value| cluster.machine_of(ztunnel).node == machine.node;
@@ -38,11 +38,16 @@ fn identity(name: &str) -> Option<String> {
     Some(format!("spiffe://cluster.local/ns/shop/sa/{name}"))
 }
 
-fn apply(cluster: &ExclusiveCluster<'_>, kind: &str, name: &str, spec: &str) {
+fn apply(cluster: &ExclusiveCluster<'_>, namespace: &str, kind: &str, name: &str, spec: &str) {
     let document = format!(
-        "apiVersion: security.istio.io/v1\nkind: {kind}\nmetadata:\n  name: {name}\n  namespace: shop\nspec: {spec}\n"
+        "apiVersion: security.istio.io/v1\nkind: {kind}\nmetadata:\n  name: {name}\n  namespace: {namespace}\nspec: {spec}\n"
     );
     cluster.server.apply(&document).unwrap();
+}
+
+pub(crate) fn demand_mutual_tls(cluster: &ExclusiveCluster<'_>, namespace: &str) {
+    let strict = "{mtls: {mode: STRICT}}";
+    apply(cluster, namespace, "PeerAuthentication", "strict", strict);
 }
 
 #[test]
@@ -116,7 +121,7 @@ fn strict_policy_admits_only_identities_and_probes() {
         let deny = format!(
             "{{action: DENY, rules: [{{from: [{{source: {{principals: [{principal}]}}}}]}}]}}"
         );
-        apply(cluster, "AuthorizationPolicy", "deny", &deny);
+        apply(cluster, "shop", "AuthorizationPolicy", "deny", &deny);
         eventually("the identity is refused", TIMEOUT, || {
             ensure!(get(&other, to).is_err(), "it is answered");
             anyhow::Ok(())
@@ -124,12 +129,7 @@ fn strict_policy_admits_only_identities_and_probes() {
         .unwrap();
         get(&client, to).unwrap();
         get(&cluster.outside, address(&server)).unwrap();
-        apply(
-            cluster,
-            "PeerAuthentication",
-            "strict",
-            "{mtls: {mode: STRICT}}",
-        );
+        demand_mutual_tls(cluster, "shop");
         eventually("plaintext is refused", TIMEOUT, || {
             ensure!(
                 get(&cluster.outside, address(&server)).is_err(),
