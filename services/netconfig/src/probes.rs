@@ -37,7 +37,7 @@ use inpod_types::{SandboxRef, with_causes};
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
 
-use crate::rules::sandbox_name;
+use crate::rules::{Expr, sandbox_name};
 use eni::Eni;
 use nft::Nft;
 use reconciler::{Orphans, RepairBudget};
@@ -90,15 +90,32 @@ fn open(settings: &ProbeSettings) -> io::Result<Option<State>> {
     Ok(Some(State::new(nft, eni)))
 }
 
+/// Removes the tables of an earlier process that exempted probes. The tables would still change the source of probes,
+/// to one that pods' rules no longer exempt.
+fn remove_earlier(mut nft: Nft) -> Result<(), String> {
+    let cleared = nft.clear().map_err(|error| with_causes(&error))?;
+    if cleared {
+        tracing::info!("Removed the probe set of an earlier run from the node");
+    }
+    Ok(())
+}
+
 impl ProbeSet {
     /// Reads and repairs the probe set. A missing one is not written until a pod has addresses.
     ///
     /// # Errors
     ///
-    /// When a socket cannot be opened. Other problems show as the condition `probe-set`, and are retried.
+    /// When a socket cannot be opened. Other problems show as the condition `probe-set`, and are retried; the
+    /// removal of an earlier process's tables is retried at the next start.
     pub fn start(settings: &ProbeSettings, readiness: Readiness) -> io::Result<Self> {
+        let state = open(settings)?;
+        if state.is_none() {
+            // The tables are deleted by name, so the sender in the rules does not matter.
+            let nft = Nft::open(&Expr::FromAnySocket, settings)?;
+            readiness.set(SET_CONDITION, remove_earlier(nft));
+        }
         let set = Self {
-            state: open(settings)?.map(Mutex::new),
+            state: state.map(Mutex::new),
             budget: Mutex::default(),
             orphans: Mutex::default(),
             readiness,

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use netconfig::probes::ProbeSettings;
+use netconfig::probes::{ProbeMatch, ProbeSettings};
 
 use crate::probes::{
     place::{OnNode, POD},
@@ -36,4 +36,24 @@ fn nothing_is_left_on_a_node_that_is_left_and_nothing_of_others_goes() {
     // The set can be used again afterwards.
     assert!(host.set_addresses("c1", &POD));
     assert_eq!(shown(&node).len(), 2);
+}
+
+#[test]
+fn probe_match_off_removes_the_set_of_an_earlier_process() {
+    let node = Arc::new(Fresh::new());
+    node.nft("add table inet stranger");
+    let before = everything(&node);
+    let earlier = OnNode::start(&node, ProbeSettings::default());
+    earlier.set_addresses("c1", &POD);
+    drop(earlier);
+    assert_ne!(everything(&node), before, "a restart keeps the set");
+    let off = ProbeSettings {
+        probe_match: ProbeMatch::Off,
+        ..ProbeSettings::default()
+    };
+    let host = OnNode::start(&node, off);
+    assert_eq!(everything(&node), before);
+    assert!(host.is_ok("probe-set"));
+    assert!(!host.set_addresses("c1", &POD));
+    assert_eq!(everything(&node), before);
 }
