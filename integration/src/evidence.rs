@@ -45,7 +45,11 @@ impl Access {
 
 /// Returns the number of packets that the rules of a pod containing `rule` have counted.
 pub fn counters(pod: &Pod, rule: &str) -> anyhow::Result<u64> {
-    let ruleset = pod.ruleset()?;
+    Ok(counted(&pod.ruleset()?, rule))
+}
+
+/// Returns the number of packets that the rules of a listing containing `rule` have counted.
+pub fn counted(ruleset: &str, rule: &str) -> u64 {
     let packets = |line: &str| {
         line.split_once("counter packets ")?
             .1
@@ -54,9 +58,9 @@ pub fn counters(pod: &Pod, rule: &str) -> anyhow::Result<u64> {
             .parse::<u64>()
             .ok()
     };
-    Ok(ruleset
+    ruleset
         .lines()
         .filter(|line| line.contains(rule))
         .filter_map(packets)
-        .sum())
+        .sum()
 }

@@ -36,7 +36,7 @@ pub use call::{HealthWatch, call, health, methods, refusal};
 pub use cgroups::{Cgroups, ZTUNNEL_CAPABILITIES};
 pub use command_line::answer;
 pub use deployed::{DeployedNode, Mesh, PluginCall};
-pub use evidence::{Access, counters};
+pub use evidence::{Access, counted, counters};
 pub use guard::{guard, is_alone, is_full_run, not_run, not_run_alone};
 pub use inhabitant::Inhabitant;
 pub use istio_cni::{IstioCni, istio_cni_programs};

@@ -39,6 +39,7 @@ mod netns {
     mod people;
     mod phases;
     mod places;
+    mod policy;
     mod previous;
     mod reasons;
     mod reconcile;

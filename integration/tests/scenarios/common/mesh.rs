@@ -18,21 +18,26 @@ pub(crate) struct Mesh {
 
 impl Mesh {
     pub(crate) fn new() -> anyhow::Result<Self> {
-        Self::on(Node::running()?)
+        Self::on(Node::running()?, Spec::new("b").ambient())
     }
 
     /// Creates the same with a ztunnel that speaks HBONE.
     pub(crate) fn by_hbone() -> anyhow::Result<Self> {
+        Self::by_hbone_with(Spec::new("b").ambient())
+    }
+
+    /// Creates the same with another manifest of the pod b.
+    pub(crate) fn by_hbone_with(b: Spec) -> anyhow::Result<Self> {
         let node = Node::new()?;
         SERVICES.iter().try_for_each(|it| node.start(it))?;
         node.start_hbone_ztunnel()?;
         node.ready()?;
-        Self::on(node)
+        Self::on(node, b)
     }
 
-    fn on(node: Node) -> anyhow::Result<Self> {
+    fn on(node: Node, b: Spec) -> anyhow::Result<Self> {
         let a = node.pod(Spec::new("a").ambient())?;
-        let b = node.pod(Spec::new("b").ambient())?;
+        let b = node.pod(b)?;
         let outsider = node.pod(Spec::new("outsider"))?;
         let apps = [&a, &b, &outsider]
             .iter()
@@ -64,7 +69,7 @@ impl Mesh {
     }
 
     /// Returns the listeners as pod and port.
-    fn path(accesses: &[Access]) -> Vec<(&str, u64)> {
+    pub(crate) fn path(accesses: &[Access]) -> Vec<(&str, u64)> {
         accesses
             .iter()
             .map(|access| (access.uid.as_str(), access.listener))
@@ -122,12 +127,12 @@ impl Mesh {
     }
 
     pub(crate) fn to_outside(&self) -> anyhow::Result<()> {
-        for (from, to) in self
-            .a
-            .addresses()
-            .into_iter()
-            .zip(self.outsider.addresses())
-        {
+        self.a_reaches_in_plaintext(&self.outsider)
+    }
+
+    /// Expects connections to leave by ztunnel, and to arrive at a pod that is outside of the mesh.
+    pub(crate) fn a_reaches_in_plaintext(&self, pod: &Pod) -> anyhow::Result<()> {
+        for (from, to) in self.a.addresses().into_iter().zip(pod.addresses()) {
             let (source, taken) = self.follow(&self.a.netns, SocketAddr::new(to, PORT))?;
             ensure!(
                 Self::path(&taken) == [(self.a.spec.uid.as_str(), 15001)],
