@@ -19,6 +19,7 @@ const HEADER: [&str; 8] = [
 ];
 
 /// Renders the ports, followed by the pods that could not be inspected and by explanations of the changes and warnings.
+/// An empty line ends the table: `kubectl inpod` aligns the tables of all nodes.
 pub(super) fn text(pods: &[PodBinds]) -> String {
     let mut table = Table::new(&HEADER);
     for pod in pods {
@@ -36,8 +37,12 @@ pub(super) fn text(pods: &[PodBinds]) -> String {
         .collect();
     let meanings = changes.into_iter().chain(warnings);
     let meanings = meanings.map(|(name, meaning)| format!("{name}: {meaning}\n"));
+    let mut remarks = failures.chain(meanings).peekable();
     let mut text = table.take();
-    text.extend(failures.chain(meanings));
+    if remarks.peek().is_some() {
+        text.push('\n');
+    }
+    text.extend(remarks);
     text
 }
 
@@ -155,11 +160,11 @@ fn explain_warning(warning: BindWarning) -> (&'static str, &'static str) {
         BindWarning::Unspecified => ("unknown", "reported by a newer release of the service"),
         BindWarning::LocalhostForwardingMisses => (
             "localhost-forwarding-misses",
-            "a sidecar that forwards to localhost (Istio's LOCALHOST mode) could not reach it; ztunnel and inpod's sidecars can",
+            "a sidecar that forwards to localhost (Istio's LOCALHOST mode) could not reach it; ztunnel, and Istio's sidecars since 1.10, can",
         ),
         BindWarning::LocalhostForwardingExposes => (
             "localhost-forwarding-exposes",
-            "only a sidecar that forwards to localhost (Istio's LOCALHOST mode) would expose it; it stays unreachable without a mesh, and with ztunnel or inpod's sidecars",
+            "only a sidecar that forwards to localhost (Istio's LOCALHOST mode) would expose it; it stays unreachable without a mesh, and with ztunnel and Istio's sidecars since 1.10",
         ),
         BindWarning::FamilyMissing => (
             "family-missing",
@@ -275,10 +280,14 @@ mod tests {
                 "shop gone - - unknown - - -",
             ]
         );
-        assert_eq!(lines[6], "shop/gone: no\\nsuch path [NETNS_MISSING]");
-        assert_eq!(lines[7], "What to do: wait");
-        assert!(lines[8].starts_with("port-taken: ztunnel needs"), "{text}");
-        assert!(lines[9].starts_with("family-missing: "), "{text}");
-        assert_eq!(lines.len(), 10);
+        assert_eq!(lines[6], "");
+        assert_eq!(lines[7], "shop/gone: no\\nsuch path [NETNS_MISSING]");
+        assert_eq!(lines[8], "What to do: wait");
+        assert!(lines[9].starts_with("port-taken: ztunnel needs"), "{text}");
+        assert!(
+            lines[10].starts_with("family-missing: nothing listens"),
+            "{text}"
+        );
+        assert_eq!(lines.len(), 11);
     }
 }

@@ -223,7 +223,7 @@ fn a_taken_port_is_reported_before_the_pod_cannot_be_enrolled() {
         "shop server 15006/TCP - localhost 127.0.0.1 port-taken -"
     );
     assert!(
-        text[2].starts_with("port-taken: ztunnel needs the port"),
+        text[3].starts_with("port-taken: ztunnel needs the port"),
         "{text:?}"
     );
     let spec = server.spec.clone().ambient();
