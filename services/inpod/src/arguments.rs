@@ -27,7 +27,8 @@ Exit codes:
      (doctor), a node did not finish in time (uninstall, handover), a manifest
      cannot be used (inject), or a pod could not be inspected (binds)
   2  the command line is wrong
-  3  a service or Kubernetes could not be reached
+  3  a service or Kubernetes could not be reached, or a file with objects of
+     Kubernetes cannot be used (binds, explain)
   4  enrollment would change who can reach a port (binds)";
 
 /// Shows which pods of this node are in the mesh and why, diagnoses the node, and removes inpod from a cluster. Talks

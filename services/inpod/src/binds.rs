@@ -3,27 +3,28 @@
 mod render;
 mod services;
 
-use inpod_proto::podevents::v1::{ListBindsRequest, ListBindsResponse};
-
-use services::ServicePorts;
+use inpod_proto::podevents::v1::{
+    GetStatusRequest, ListBindsRequest, ListBindsResponse, ServicePort,
+};
 
 use crate::{
     arguments::BindsQuery,
     error::CommandError,
     json,
     node::{Node, PodEvents},
+    objects,
     out::Out,
     print_error,
 };
 
 /// Prints the ports and fails with the worst result: a pod that could not be inspected comes first, then a port that
-/// enrollment changes, then unreadable Services.
+/// enrollment changes, then unusable EndpointSlices.
 pub(crate) async fn run(
     node: &Node,
     query: &BindsQuery,
     out: &mut Out,
 ) -> Result<(), CommandError> {
-    let ServicePorts { ports, missing } = service_ports(node, query).await?;
+    let (ports, missing) = service_ports(node, query).await?;
     let request = ListBindsRequest {
         pod: query.selector(),
         states: query
@@ -43,7 +44,6 @@ pub(crate) async fn run(
         Some(text) => out.print_line(&text)?,
         None => out.print_text(&render::text(&answer.pods))?,
     }
-    let missing = missing.map(|cause| CommandError::ServicesUnknown(Box::new(cause)));
     match (verdict(&answer), missing) {
         (Ok(()), Some(missing)) => Err(missing),
         (Err(error), Some(missing)) => {
@@ -54,14 +54,27 @@ pub(crate) async fn run(
     }
 }
 
-/// Reads the ports of Services. Without `--services` the list is empty, so that only the ports declared by containers
-/// are known.
-async fn service_ports(node: &Node, query: &BindsQuery) -> Result<ServicePorts, CommandError> {
-    if query.services {
-        services::ports(node, query).await
-    } else {
-        Ok(ServicePorts::default())
-    }
+/// Returns the ports of Services. Without `--services` the list is empty, so that only the ports declared by containers
+/// are known. An unusable file is returned as an error beside the list, because the caller prints everything else.
+async fn service_ports(
+    node: &Node,
+    query: &BindsQuery,
+) -> Result<(Vec<ServicePort>, Option<CommandError>), CommandError> {
+    let Some(path) = &query.services else {
+        return Ok((Vec::new(), None));
+    };
+    let status = node.ask(GetStatusRequest {}, PodEvents::get_status).await?;
+    let slices = objects::read(path);
+    let ports = slices.and_then(|slices| services::ports(&slices, &status.node_name));
+    let missing = |cause| CommandError::Objects {
+        missing: "the ports of Services are missing",
+        path: path.clone(),
+        cause,
+    };
+    Ok(match ports {
+        Ok(ports) => (ports, None),
+        Err(cause) => (Vec::new(), Some(missing(cause))),
+    })
 }
 
 fn verdict(answer: &ListBindsResponse) -> Result<(), CommandError> {

@@ -1,4 +1,7 @@
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use inpod_service::escape_controls;
 use inpod_types::{Failure, Reason};
@@ -41,11 +44,13 @@ pub(crate) enum CommandError {
     Write { path: PathBuf, source: io::Error },
     #[error("cannot {what}: {}", escape_controls(.cause))]
     Kubernetes { what: String, cause: String },
-    /// The ports of Services could not be read; all other facts were printed.
-    #[error(
-        "the ports of Services are missing: {0}\n  What to do: pass --kubeconfig FILE or set KUBECONFIG; you need the right to list endpointslices (discovery.k8s.io)."
-    )]
-    ServicesUnknown(Box<Self>),
+    /// Kubernetes objects from a file cannot be used; all other facts were printed.
+    #[error("{missing}: cannot use {}: {}\n  What to do: pass what kubectl get -o json prints with your rights.", display_input(.path), escape_controls(.cause))]
+    Objects {
+        missing: &'static str,
+        path: PathBuf,
+        cause: String,
+    },
     /// Names the reachable nodes without a result in time.
     #[error("not done in time: {0}")]
     UninstallIncomplete(String),
@@ -56,10 +61,17 @@ pub(crate) enum CommandError {
     Runtime(io::Error),
 }
 
+fn display_input(path: &Path) -> String {
+    if path == Path::new("-") {
+        return "standard input".to_owned();
+    }
+    escape_controls(&path.display().to_string())
+}
+
 impl CommandError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Unreachable { .. } | Self::Kubernetes { .. } | Self::ServicesUnknown(_) => 3,
+            Self::Unreachable { .. } | Self::Kubernetes { .. } | Self::Objects { .. } => 3,
             Self::PortsChange(_) => 4,
             Self::Failed { .. }
             | Self::NotReady(_)

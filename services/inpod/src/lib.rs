@@ -1,8 +1,8 @@
 //! The client for operators: lists and explains pods (`pods`, `explain`, `binds`, `resync`, `status`), diagnoses the
 //! node (`doctor`, `bundle`), removes inpod (`uninstall`, `handover`), and previews injection (`inject`).
 //!
-//! The client uses the services' sockets and the node's files, without credentials of its own; `uninstall`, `handover`
-//! and `binds --services` call Kubernetes with the credentials of the user. The layout of tables may change between
+//! The client uses the services' sockets and the node's files, without credentials of its own; `uninstall` and `handover`
+//! call Kubernetes with the credentials of the user. The layout of tables may change between
 //! releases; `-o json` prints the contract (`proto/`) in protobuf's JSON mapping.
 
 mod arguments;
@@ -18,6 +18,7 @@ mod json;
 mod kubernetes;
 mod log_level;
 mod node;
+mod objects;
 mod out;
 mod pods;
 mod resync;

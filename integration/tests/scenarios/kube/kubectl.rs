@@ -1,6 +1,8 @@
 //! `deploy/kubectl-inpod` with a real kubectl and a real API server, on nodes in each state. There is no kubelet, so the
 //! program that the script uses as kubectl answers `exec` itself: it runs the client with the node's sockets.
 
+mod user_rights;
+
 use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
@@ -15,8 +17,10 @@ use tempfile::TempDir;
 
 use crate::common::cluster::Cluster;
 
-/// Takes the pod's run directory from a file of the pod's name. A pod without the file never answers.
+/// Takes the pod's run directory from a file of the pod's name. A pod without the file never answers. Each
+/// command line is added to a file.
 const KUBECTL: &str = r#"#!/bin/sh
+echo "$*" >>"$DIRECTORY/calls"
 case " $* " in
   *" exec "*)
     while [ "$1" != exec ]; do shift; done

@@ -9,7 +9,7 @@ const EXIT_CODES: &str = "\
 Exit codes that differ from those of the other commands:
   0  enrollment changes nothing for the selected pods
   1  a pod could not be inspected, whatever changes for the others
-  3  nothing changes, but the ports of Services could not be read
+  3  nothing changes, but the file of --services cannot be used
   4  enrollment changes who can reach a port, or a port that ztunnel needs is
      taken";
 
@@ -24,13 +24,10 @@ pub(crate) struct BindsQuery {
     /// Only pods with this label; may be repeated.
     #[arg(short, long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     pub(crate) labels: Vec<String>,
-    /// Read from Kubernetes which Services target which ports. Uses your credentials; needs list of
-    /// endpointslices.
-    #[arg(long)]
-    pub(crate) services: bool,
-    /// Kubeconfig file; found like kubectl does, or the pod's service account, if omitted.
-    #[arg(long, value_name = "PATH", requires = "services")]
-    pub(crate) kubeconfig: Option<PathBuf>,
+    /// File with EndpointSlices, to show the Services of each port: the output of kubectl get endpointslices -o json. -
+    /// is standard input. kubectl inpod --services reads the slices for you.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) services: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -69,18 +66,19 @@ mod tests {
     #[test]
     fn pods_are_chosen_by_name_namespace_labels_and_state() {
         let all = parse("inpod binds").unwrap();
-        assert_eq!((all.selector(), all.services), (None, false));
+        assert_eq!((all.selector(), all.services), (None, None));
         let one = parse("inpod binds shop/web").unwrap().selector().unwrap();
         assert_eq!((one.namespace.as_str(), one.name.as_str()), ("shop", "web"));
-        let some = parse("inpod binds -n shop -l app=web -l tier= --state out --services -o json")
-            .unwrap();
+        let some =
+            parse("inpod binds -n shop -l app=web -l tier= --state out --services - -o json")
+                .unwrap();
         assert_eq!(some.selector().unwrap().namespace, "shop");
         assert_eq!(some.labels, ["app=web", "tier="]);
         assert_eq!(
             (some.filter.states, some.output.format),
             (vec![PodState::Out], Format::Json)
         );
-        assert!(some.services);
+        assert_eq!(some.services, Some("-".into()));
     }
 
     #[test]
@@ -89,7 +87,7 @@ mod tests {
             ("inpod binds web", "NAMESPACE/NAME"),
             ("inpod binds shop/web -n shop", "--namespace"),
             ("inpod binds -l app", "KEY=VALUE"),
-            ("inpod binds --kubeconfig /x", "--services"),
+            ("inpod binds --services", "FILE"),
         ] {
             let text = parse(line).unwrap_err();
             assert!(text.contains(named), "{line}: {text}");

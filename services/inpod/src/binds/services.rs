@@ -1,134 +1,52 @@
 //! Finds the ports of this node's pods to which Services forward. EndpointSlices contain resolved ports, and pods that
 //! are not ready, too.
 
-use std::fmt::Debug;
-
 use inpod_proto::{
-    podevents::v1::{GetStatusRequest, PortProtocol, ServicePort},
+    podevents::v1::{PortProtocol, ServicePort},
     types::v1::PodRef,
 };
-use k8s_openapi::{
-    NamespaceResourceScope,
-    api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice},
-};
-use kube::{Api, Client, Resource, api::ListParams};
-use tokio::time::timeout;
+use inpod_types::{NamespaceName, PodName, PodUid, ServiceName};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort};
+use serde_json::Value;
 
-use crate::{
-    arguments::BindsQuery,
-    error::CommandError,
-    kubernetes::{self, REQUEST_TIMEOUT},
-    node::{Node, PodEvents},
-};
+use crate::objects;
 
 /// The label that names the Service of a slice.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
-const PAGE_SIZE: u32 = 500;
+/// The limit of ListBindsRequest.
+const MAX_PORTS: usize = 16_384;
 
-/// The ports found so far; `missing` is set if the list is incomplete.
-#[derive(Debug, Default)]
-pub(super) struct ServicePorts {
-    pub(super) ports: Vec<ServicePort>,
-    pub(super) missing: Option<CommandError>,
-}
-
-/// Reads the ports and reports an error of Kubernetes in the result, so that the other facts are still printed.
-pub(super) async fn ports(node: &Node, query: &BindsQuery) -> Result<ServicePorts, CommandError> {
-    let status = node.ask(GetStatusRequest {}, PodEvents::get_status).await?;
-    let namespace = query.selector().map(|pod| pod.namespace);
-    let namespace = namespace.filter(|namespace| !namespace.is_empty());
-    let mut found = ServicePorts::default();
-    let result = match kubernetes::connect(query.kubeconfig.as_deref()).await {
-        Ok((client, _)) => {
-            let query_ = Query {
-                client,
-                namespace: namespace.as_deref(),
-                node: &status.node_name,
-            };
-            query_.all(&mut found.ports).await
-        }
-        Err(error) => Err(error),
-    };
-    found.missing = result.err();
-    Ok(found)
-}
-
-struct Query<'a> {
-    client: Client,
-    /// The namespace to query; all namespaces if unset.
-    namespace: Option<&'a str>,
-    node: &'a str,
-}
-
-impl Query<'_> {
-    async fn all(&self, ports: &mut Vec<ServicePort>) -> Result<(), CommandError> {
-        let slices: Vec<EndpointSlice> = self.list("endpointslices").await?;
-        let found = slices.iter();
-        ports.extend(found.flat_map(|slice| service_ports(slice, self.node)));
-        Ok(())
-    }
-
-    async fn list<K>(&self, what: &str) -> Result<Vec<K>, CommandError>
-    where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
-        K: Clone + Debug + serde::de::DeserializeOwned,
-    {
-        let what = format!("list {what}");
-        let api: Api<K> = match self.namespace {
-            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
-            None => Api::all(self.client.clone()),
-        };
-        let mut params = ListParams::default().limit(PAGE_SIZE);
-        let mut all = Vec::new();
-        loop {
-            let late = |_| {
-                kubernetes::error(
-                    &what,
-                    &format!("no answer within {} s", REQUEST_TIMEOUT.as_secs()),
-                )
-            };
-            let page = timeout(REQUEST_TIMEOUT, api.list(&params))
-                .await
-                .map_err(late)?;
-            let page = page.map_err(|error| kubernetes::error(&what, &describe_error(&error)))?;
-            all.extend(page.items);
-            match page.metadata.continue_.filter(|next| !next.is_empty()) {
-                Some(next) => params = params.continue_token(&next),
-                None => return Ok(all),
-            }
+/// Returns the ports of the node's pods in EndpointSlices.
+pub(super) fn ports(slices: &[Value], node: &str) -> Result<Vec<ServicePort>, String> {
+    let mut ports = Vec::new();
+    for slice in slices {
+        ports.extend(slice_ports(slice, node)?);
+        if ports.len() > MAX_PORTS {
+            return Err(format!(
+                "more than {MAX_PORTS} ports of Services on the node {node}; choose one namespace"
+            ));
         }
     }
+    Ok(ports)
 }
 
-/// Returns the message of the API server, which names the missing right.
-fn describe_error(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error
-        && !status.message.is_empty()
-    {
-        return status.message.clone();
+fn slice_ports(slice: &Value, node: &str) -> Result<Vec<ServicePort>, String> {
+    if objects::text(slice, "/kind") != "EndpointSlice" {
+        let problem = "expected EndpointSlice";
+        return Err(objects::describe(slice, "/kind", &problem));
     }
-    error.to_string()
-}
-
-fn service_ports(slice: &EndpointSlice, node: &str) -> Vec<ServicePort> {
-    let labels = slice.metadata.labels.as_ref();
-    let Some(service) = labels.and_then(|labels| labels.get(SERVICE_NAME_LABEL)) else {
-        return Vec::new();
+    let labels = objects::labels(slice)?;
+    let service = labels.get(SERVICE_NAME_LABEL);
+    // Users may create slices with labels beyond the valid names of Services.
+    let Some(service) = service.filter(|name| name.parse::<ServiceName>().is_ok()) else {
+        return Ok(Vec::new());
     };
+    let endpoints: Vec<Endpoint> = objects::field(slice, "/endpoints")?;
+    let ports: Vec<EndpointPort> = objects::field(slice, "/ports")?;
+    let ports: Vec<_> = ports.iter().filter_map(parse_port).collect();
     let is_here = |at: &&Endpoint| at.node_name.as_deref().is_none_or(|name| name == node);
-    let pods = slice
-        .endpoints
-        .iter()
-        .flatten()
-        .filter(is_here)
-        .filter_map(pod);
-    let ports: Vec<_> = slice
-        .ports
-        .iter()
-        .flatten()
-        .filter_map(parse_port)
-        .collect();
+    let pods = endpoints.iter().filter(is_here).filter_map(pod);
     let of_pod = |pod: PodRef| {
         let port = |(protocol, port): &(PortProtocol, u32)| ServicePort {
             pod: Some(pod.clone()),
@@ -138,18 +56,27 @@ fn service_ports(slice: &EndpointSlice, node: &str) -> Vec<ServicePort> {
         };
         ports.iter().map(port).collect::<Vec<_>>()
     };
-    pods.flat_map(of_pod).collect()
+    Ok(pods.flat_map(of_pod).collect())
 }
 
+/// Returns the pod of an endpoint, if the reference is valid: the API server does not validate references.
 fn pod(endpoint: &Endpoint) -> Option<PodRef> {
     let target = endpoint.target_ref.as_ref()?;
     if target.kind.as_deref() != Some("Pod") {
         return None;
     }
+    let (namespace, name, uid) = (
+        target.namespace.as_ref()?,
+        target.name.as_ref()?,
+        target.uid.as_ref()?,
+    );
+    namespace.parse::<NamespaceName>().ok()?;
+    name.parse::<PodName>().ok()?;
+    uid.parse::<PodUid>().ok()?;
     Some(PodRef {
-        namespace: target.namespace.clone()?,
-        name: target.name.clone()?,
-        uid: target.uid.clone()?,
+        namespace: namespace.clone(),
+        name: name.clone(),
+        uid: uid.clone(),
     })
 }
 
@@ -180,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    fn endpoint(name: &str, node: Option<&str>, kind: &str) -> serde_json::Value {
+    fn endpoint(name: &str, node: Option<&str>, kind: &str) -> Value {
         json!({
             "addresses": ["10.0.0.2"],
             "nodeName": node,
@@ -189,28 +116,31 @@ mod tests {
         })
     }
 
+    fn slice(service: &str) -> Value {
+        json!({
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "addressType": "IPv4",
+            "metadata": {"namespace": "shop", "name": "web-x", "labels": {SERVICE_NAME_LABEL: service}},
+            "ports": [
+                {"name": "http", "port": 8080, "protocol": "TCP"},
+                {"name": "dns", "port": 53, "protocol": "UDP"},
+                {"name": "sctp", "port": 9, "protocol": "SCTP"},
+                {"name": "none"},
+            ],
+            "endpoints": [
+                endpoint("here", Some("n1"), "Pod"),
+                endpoint("there", Some("n2"), "Pod"),
+                endpoint("machine", Some("n1"), "VM"),
+                endpoint("No/Pod", Some("n1"), "Pod"),
+                {"addresses": ["10.0.0.9"], "nodeName": "n1"},
+            ],
+        })
+    }
+
     #[test]
     fn a_slice_leads_to_the_pods_of_the_node_by_number() {
-        let slice = |labels: serde_json::Value| -> EndpointSlice {
-            serde_json::from_value(json!({
-                "addressType": "IPv4",
-                "metadata": {"namespace": "shop", "name": "web-x", "labels": labels},
-                "ports": [
-                    {"name": "http", "port": 8080, "protocol": "TCP"},
-                    {"name": "dns", "port": 53, "protocol": "UDP"},
-                    {"name": "sctp", "port": 9, "protocol": "SCTP"},
-                    {"name": "none"},
-                ],
-                "endpoints": [
-                    endpoint("here", Some("n1"), "Pod"),
-                    endpoint("there", Some("n2"), "Pod"),
-                    endpoint("machine", Some("n1"), "VM"),
-                    {"addresses": ["10.0.0.9"], "nodeName": "n1"},
-                ],
-            }))
-            .unwrap()
-        };
-        let found = service_ports(&slice(json!({SERVICE_NAME_LABEL: "web"})), "n1");
+        let found = ports(&[slice("web")], "n1").unwrap();
         let found: Vec<_> = found
             .iter()
             .map(|it| {
@@ -227,6 +157,26 @@ mod tests {
             ("here", "web", PortProtocol::Udp, 53),
         ];
         assert_eq!(found, wanted);
-        assert_eq!(service_ports(&slice(json!({})), "n1"), []);
+        let mut unlabeled = slice("web");
+        unlabeled["metadata"]["labels"] = Value::Null;
+        assert_eq!(ports(&[unlabeled, slice("No/Service")], "n1"), Ok(vec![]));
+    }
+
+    #[test]
+    fn unusable_slices_are_named_with_the_field() {
+        for (field, value, problem) in [
+            ("kind", json!("Pod"), "Pod shop/web-x: kind: expected"),
+            ("ports", json!([{"port": "http"}]), "ports: invalid type"),
+            ("endpoints", json!({}), "endpoints: invalid type"),
+        ] {
+            let mut slice = slice("web");
+            slice[field] = value;
+            let error = ports(&[slice], "n1").unwrap_err();
+            assert!(error.contains(problem), "{error}");
+        }
+        let many = vec![slice("web"); MAX_PORTS / 2 + 1];
+        let error = ports(&many, "n1").unwrap_err();
+        assert!(error.starts_with("more than 16384 ports"), "{error}");
+        assert_eq!(ports(&many[1..], "n1").unwrap().len(), MAX_PORTS);
     }
 }

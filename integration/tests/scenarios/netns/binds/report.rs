@@ -278,12 +278,12 @@ fn declared_ports_are_reported_by_name_and_nothing_that_changes_is_no_error() {
     ] {
         assert_eq!(all.pointer(pointer).unwrap(), value, "{pointer}");
     }
-    // Kubernetes is missing, the rest is reported.
-    let output = inpod(&node, &["shop/server", "--services"]);
+    // The slices are missing, the rest is reported.
+    let output = inpod(&node, &["shop/server", "--services", "/missing"]);
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
-        said.contains("ports of Services are missing") && said.contains("KUBECONFIG"),
+        said.contains("the ports of Services are missing: cannot use /missing: No such file"),
         "{said}"
     );
     assert!(words(&output.stdout)[2].contains("container (http)"));
