@@ -93,6 +93,10 @@ pub(crate) struct ExplainOptions {
     /// The pod, by its UID.
     #[arg(long, value_name = "UID", group = "which")]
     uid: Option<String>,
+    /// File with the pod and the network policies of the namespace: the output of kubectl get pods,networkpolicies -o
+    /// json. - is standard input. kubectl inpod reads both for you.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) network_policies: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) output: Output,
 }

@@ -1,10 +1,12 @@
-//! `inpod explain`: prints everything that pod-events knows about a pod.
+//! `inpod explain`: prints everything that pod-events knows about a pod, and network policies without the port of HBONE.
+
+mod policies;
 
 use std::{fmt::Write as _, time::SystemTime};
 
 use inpod_proto::{
-    podevents::v1::{ExplainPodRequest, ExplainPodResponse, RulesReport},
-    types::v1::NetnsId,
+    podevents::v1::{ExplainPodRequest, ExplainPodResponse, PodState, RulesReport},
+    types::v1::{Enrollment, NetnsId},
 };
 use inpod_service::escape_controls;
 
@@ -14,7 +16,9 @@ use crate::{
     error::CommandError,
     json,
     node::{Node, PodEvents},
+    objects,
     out::Out,
+    print_error,
     table::Table,
     time,
 };
@@ -28,14 +32,43 @@ pub(crate) async fn run(
         pod: Some(options.selector()),
     };
     let answer = node.ask(request, PodEvents::explain_pod).await?;
+    let policies = closing_policies(options, &answer);
+    let sentences = policies.as_deref().unwrap_or_default();
     match json::structured(options.output.format, &answer, "ExplainPodResponse")? {
-        Some(json) => out.print_line(&json),
-        None => out.print_text(&text(&answer, SystemTime::now())),
+        Some(json) => {
+            out.print_line(&json)?;
+            // The JSON is the response of pod-events, without network policies.
+            for sentence in sentences {
+                print_error(&format!("inpod: {}\n", escape_controls(sentence)));
+            }
+        }
+        None => out.print_text(&text(&answer, sentences, SystemTime::now()))?,
     }
+    policies.map(drop)
+}
+
+/// Reads the file of `--network-policies`, and returns a sentence about each policy without the port of HBONE. Only pods
+/// in ambient mode are reached by HBONE.
+fn closing_policies(
+    options: &ExplainOptions,
+    known: &ExplainPodResponse,
+) -> Result<Vec<String>, CommandError> {
+    let Some(path) = &options.network_policies else {
+        return Ok(Vec::new());
+    };
+    let pod = known.pod.clone().unwrap_or_default();
+    let closing = objects::read(path).and_then(|objects| policies::closing(&objects, &pod));
+    let closing = closing.map_err(|cause| CommandError::Objects {
+        missing: "network policies are not checked",
+        path: path.clone(),
+        cause,
+    })?;
+    let is_enrolled = known.state() == PodState::Enrolled && known.desired() == Enrollment::Ambient;
+    Ok(if is_enrolled { closing } else { Vec::new() })
 }
 
 /// Renders the facts that have a value, followed by the lists that have entries.
-fn text(known: &ExplainPodResponse, now: SystemTime) -> String {
+fn text(known: &ExplainPodResponse, policies: &[String], now: SystemTime) -> String {
     let mut text = String::new();
     for (name, value) in facts(known, now) {
         if !value.is_empty() {
@@ -43,6 +76,7 @@ fn text(known: &ExplainPodResponse, now: SystemTime) -> String {
         }
     }
     let lists = [
+        ("Network policies", policies.to_vec()),
         ("Bypasses", known.bypasses.clone()),
         ("Unavailable", known.unavailable.clone()),
         (

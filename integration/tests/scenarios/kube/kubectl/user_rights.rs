@@ -107,3 +107,60 @@ fn binds_hands_the_users_slices_to_every_node() {
     assert!(errors.contains("at the cluster scope"), "{errors}");
     assert!(errors.contains(") in all namespaces.\n"), "{errors}");
 }
+
+#[test]
+fn explain_names_a_network_policy_that_closes_port_15008() {
+    let agents = Agents::new();
+    let pod = format!("{}/web", agents.cluster.namespace);
+    let explain = ["explain", pod.as_str()];
+    let networking = "/apis/networking.k8s.io/v1";
+    let policy = |name: &str, ingress: &Value| {
+        let selector =
+            json!({"matchExpressions": [{"key": "istio.io/dataplane-mode", "operator": "Exists"}]});
+        let spec = json!({"podSelector": selector, "ingress": ingress});
+        let policy = json!({"metadata": {"name": name}, "spec": spec});
+        agents.make(networking, "networkpolicies", &policy);
+    };
+    policy("web-only", &json!([{"ports": [{"port": 8080}]}]));
+
+    let output = agents.run(&explain);
+    let (printed, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    assert!(printed.contains("State       enrolled"), "{printed}");
+    assert!(
+        errors.starts_with("kubectl inpod: network policies are not checked: Error from server")
+            && errors.contains("cannot list resource \"networkpolicies\""),
+        "{errors}"
+    );
+
+    agents.allow("networking.k8s.io", "networkpolicies");
+    let output = agents.until(&explain, |output| output.stderr.is_empty());
+    let printed = text(&output.stdout);
+    let sentence = "The network policy web-only selects this pod and admits no TCP port 15008, so ztunnels of other nodes and pods cannot reach it by HBONE: add an ingress rule for port 15008.";
+    assert!(
+        printed.contains(&format!("\nNetwork policies\n  {sentence}\n")),
+        "{printed}"
+    );
+    let json = agents.run(&["explain", &pod, "-o", "json"]);
+    let errors = text(&json.stderr);
+    assert_eq!(
+        errors,
+        format!("{}: inpod: {sentence}\n", agents.cluster.node.name())
+    );
+    serde_json::from_slice::<Value>(&json.stdout).unwrap();
+
+    // The policy selects the pod, too, but ztunnel does not serve the pod.
+    let cluster = &agents.cluster;
+    let uid = cluster.create(&cluster.object("plain", Some("none")));
+    let plain = cluster.sandbox("plain", &uid);
+    cluster.node.add(&plain).unwrap();
+    let output = agents.run(&["explain", &format!("{}/plain", cluster.namespace)]);
+    let printed = text(&output.stdout);
+    assert!(printed.contains("State       out"), "{printed}");
+    assert!(!printed.contains("Network policies"), "{printed}");
+
+    policy("hbone", &json!([{"ports": [{"port": 15008}]}]));
+    let printed = text(&agents.run(&explain).stdout);
+    assert!(printed.contains("State       enrolled"), "{printed}");
+    assert!(!printed.contains("Network policies"), "{printed}");
+}
