@@ -1,17 +1,18 @@
 //! Nodes with different pod networks and modes of kube-proxy, with the reference ztunnel.
 
-use std::{fs, net::SocketAddr};
+use std::{fs, net::SocketAddr, process::Output};
 
 use anyhow::ensure;
 use integration::{
     TIMEOUT, eventually,
     kubernetes::{Chain, Machine, get, text},
 };
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::{
     cluster::{
-        agent::{ExclusiveCluster, uid},
+        agent::{AGENT, ExclusiveCluster, SYSTEM, named, uid},
         apps::{PORT, address, container},
         probes::{PROBE, seen},
     },
@@ -171,4 +172,63 @@ fn istiod_removes_the_taint_of_a_node_once_its_agent_is_ready() {
         cluster.until_rolled(nodes);
         cluster.until_whole();
     });
+}
+
+#[test]
+fn binds_names_the_services_of_pods_on_every_node() {
+    on_every_network(|cluster| {
+        cluster.make_namespace("binds", &json!({})).unwrap();
+        let machines = cluster.machines();
+        let names: Vec<_> = machines.iter().map(|it| it.node.name()).collect();
+        let apps = machines.iter().zip(&names);
+        let apps =
+            apps.map(|(machine, name)| App::deploy(cluster, "binds", name, Some(machine), 1));
+        let apps: Vec<_> = apps.collect();
+        let pods: Vec<_> = apps.iter().map(App::pod).collect();
+        let ports: Vec<_> = names.iter().zip(&pods).collect();
+        let binds = |timeout| {
+            let arguments = ["binds", "--services", "-n", "binds", "--timeout", timeout];
+            cluster.kubectl_inpod(&arguments)
+        };
+        eventually("every node names its Service", TIMEOUT, || {
+            let output = binds("20");
+            ensure!(output.status.success(), "{output:?}");
+            for (node, pod) in &ports {
+                ensure!(names_port(&output, node, pod), "{node}: {output:?}");
+            }
+            anyhow::Ok(())
+        })
+        .unwrap();
+
+        let (silent, others) = ports.split_last().unwrap();
+        let agents = cluster.until_ready(SYSTEM, AGENT, machines.len()).unwrap();
+        let is_silent = |pod: &&Value| text(pod, "/spec/nodeName") == silent.0;
+        let agent = agents.iter().find(is_silent).unwrap();
+        let signal = |signal| {
+            let machine = cluster.machine_of(agent);
+            machine.kill(uid(agent), "/pod-events", signal).unwrap();
+        };
+        signal(Signal::SIGSTOP);
+        let output = binds("10");
+        signal(Signal::SIGCONT);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        let start = format!("{}: inpod: cannot reach pod-events", silent.0);
+        assert!(errors.starts_with(&start), "{errors}");
+        assert!(!names_port(&output, silent.0, silent.1), "{output:?}");
+        for (node, pod) in others {
+            assert!(names_port(&output, node, pod), "{node}: {output:?}");
+        }
+        cluster.remove("binds");
+    });
+}
+
+/// Returns whether a row names the node, the pod, the application's port and the Service, which is named like the node.
+fn names_port(output: &Output, node: &str, pod: &Value) -> bool {
+    let (namespace, name) = named(pod);
+    let start = format!("{node} {namespace} {name} {PORT}/TCP service {node} wildcard ");
+    String::from_utf8_lossy(&output.stdout).lines().any(|line| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        words.join(" ").starts_with(&start)
+    })
 }
