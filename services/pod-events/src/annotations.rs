@@ -124,7 +124,12 @@ impl Controller {
         let view = self.registry.view(key).unwrap_or_default();
         let adopted = *self.adoption_done.borrow();
         let decision = self.shared.decide(pod);
-        let status = PodStatus::of(pod, &view, &decision, adopted);
+        let is_selected = decision.reason == Reason::SandboxedRuntime
+            && !inventory.is_namespace_unknown(&pod.pod.namespace);
+        let status = PodStatus {
+            sandboxed_class: pod.runtime_class.as_deref().filter(|_| is_selected),
+            ..PodStatus::of(pod, &view, &decision, adopted)
+        };
         let (desired, serving_sandbox) = (status.desired(), status.serving_sandbox());
         queue.observe(pod, desired, serving_sandbox, Instant::now());
         drop(queue);

@@ -11,7 +11,7 @@ use inpod_types::{NamespaceName, NodeName, keys};
 use serde::Deserialize;
 
 use crate::{
-    decide::{Policy, Selectors},
+    decide::{ClassPattern, Policy, SANDBOXED_RUNTIME_CLASSES, Selectors},
     labels::Selector,
     redirection::{Capture, Group, Ipv6, Loopback, OwnerGroups, Permission, Permissions},
 };
@@ -41,6 +41,11 @@ pub const KEYS: &[Key] = &[
         name: "enablement_selectors",
         default: Some(keys::ISTIO_SELECTORS),
         help: "Which pods join the mesh: YAML or JSON, a list of {podSelector, namespaceSelector} with Kubernetes LabelSelectors; a pod joins if both selectors of any entry match, and a selector that is left out matches everything",
+    },
+    Key {
+        name: "sandboxed_runtime_classes",
+        default: Some(SANDBOXED_RUNTIME_CLASSES),
+        help: "RuntimeClasses of gVisor, Kata and the like, separated by commas, with * at the end for all names that begin so: their pods are never enrolled, because redirection in the pod's network namespace does not reach their network stack; empty: none",
     },
     Key {
         name: "pods_may",
@@ -141,6 +146,8 @@ pub struct Config {
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub enablement_selectors: Selectors,
     #[serde(deserialize_with = "inpod_service::list")]
+    sandboxed_runtime_classes: Vec<ClassPattern>,
+    #[serde(deserialize_with = "inpod_service::list")]
     pods_may: Vec<Permission>,
     dns_capture: bool,
     #[serde(deserialize_with = "inpod_service::config::parsed")]
@@ -179,6 +186,7 @@ impl Config {
         Policy {
             selectors: &self.enablement_selectors,
             excluded: &self.exclude_namespaces,
+            sandboxed: &self.sandboxed_runtime_classes,
             pods_may: self.pods_may(),
             sidecars: self.sidecar_redirection,
             is_uninstalling: false,

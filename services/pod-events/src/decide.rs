@@ -1,6 +1,7 @@
 //! Decides whether a pod belongs to the mesh.
 
 mod inputs;
+mod runtime_class;
 mod selector;
 
 use inpod_types::{Enrollment, NamespaceName, Reason, keys};
@@ -11,6 +12,7 @@ use crate::{
     redirection::Permissions,
 };
 
+pub use runtime_class::{ClassPattern, SANDBOXED_RUNTIME_CLASSES};
 pub use selector::{Selected, Selectors};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub struct Decision {
 pub struct Policy<'a> {
     pub selectors: &'a Selectors,
     pub excluded: &'a [NamespaceName],
+    /// The value of the setting `sandboxed_runtime_classes`.
+    pub sandboxed: &'a [ClassPattern],
     pub pods_may: Permissions,
     /// The value of the setting `sidecar_redirection`.
     pub sidecars: bool,
@@ -34,10 +38,16 @@ impl Policy<'_> {
     fn excludes(&self, namespace: &Namespace) -> bool {
         self.excluded.contains(&namespace.name)
     }
+
+    fn is_sandboxed(&self, pod: &Pod) -> bool {
+        let class = pod.runtime_class.as_deref();
+        class.is_some_and(|class| self.sandboxed.iter().any(|pattern| pattern.matches(class)))
+    }
 }
 
-/// Decides on a pod: a pod on the host network never joins; a pod with a sidecar is redirected to the sidecar or not at
-/// all; otherwise the selectors decide. The decision is unknown only if unknown labels of the namespace would decide.
+/// Decides on a pod: a pod on the host network or of a sandboxed runtime never joins; a pod with a sidecar is redirected
+/// to the sidecar or not at all; otherwise the selectors decide. The decision is unknown only if unknown labels of the
+/// namespace would decide.
 pub fn decide_from(inventory: &Inventory, pod: &Pod, policy: &Policy<'_>) -> Decision {
     let namespace = inventory.namespace(&pod.pod.namespace);
     let is_known = !inventory.is_namespace_unknown(&namespace.name);
@@ -49,8 +59,12 @@ fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>)
     let selected = policy.selectors.select(&pod.labels, namespace, is_known);
     let decided = excluded_reason(pod, namespace, policy).or_else(|| by_injection(pod, policy));
     let reason = decided.unwrap_or_else(|| by_labels(pod, selected));
-    let reason = if policy.is_uninstalling {
-        during_uninstall(reason)
+    let reason = if !joins_or_may(reason) {
+        reason
+    } else if policy.is_sandboxed(pod) {
+        Reason::SandboxedRuntime
+    } else if policy.is_uninstalling {
+        Reason::NodeLeaves
     } else {
         reason
     };
@@ -123,20 +137,16 @@ fn by_injection(pod: &Pod, policy: &Policy<'_>) -> Option<Reason> {
     })
 }
 
-/// During an uninstall no pod joins, and none waits.
-fn during_uninstall(reason: Reason) -> Reason {
-    let joins_or_may = matches!(
+/// Returns whether a pod joins for the reason, or may join once the namespace is known. With a sandboxed runtime and
+/// during an uninstall, such a pod neither joins nor waits.
+fn joins_or_may(reason: Reason) -> bool {
+    matches!(
         reason,
         Reason::LabelOnPod
             | Reason::LabelOnNamespace
             | Reason::SidecarInjected
             | Reason::NamespaceUnknown
-    );
-    if joins_or_may {
-        Reason::NodeLeaves
-    } else {
-        reason
-    }
+    )
 }
 
 fn by_labels(pod: &Pod, selected: Selected) -> Reason {

@@ -36,6 +36,8 @@ pub struct Pod {
     /// All labels, because labels decide whether the pod joins the mesh, and whether the pod is a ztunnel.
     pub labels: Labels,
     pub host_network: bool,
+    /// `runtimeClassName`, the user's name of the runtime. A pod without a class runs in the node's default runtime.
+    pub runtime_class: Option<Box<str>>,
     /// The injector's sidecar, shared between snapshots.
     pub injection: Option<Arc<Injection>>,
     /// Phase Succeeded or Failed: the pod's containers have terminated for good.
@@ -192,6 +194,11 @@ impl TryFrom<k8s::Pod> for Pod {
             node,
             labels: meta.labels.clone().unwrap_or_default(),
             host_network: spec.host_network == Some(true),
+            runtime_class: spec
+                .runtime_class_name
+                .as_deref()
+                .filter(|class| !class.is_empty())
+                .map(Into::into),
             injection: injection.map(Arc::new),
             terminal: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             runtime_uid,

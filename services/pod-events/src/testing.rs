@@ -46,6 +46,7 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
         node: None,
         labels: BTreeMap::new(),
         host_network: false,
+        runtime_class: None,
         injection: None,
         terminal: false,
         runtime_uid: None,
@@ -92,6 +93,7 @@ pub(crate) fn policy(selectors: &Selectors) -> Policy<'_> {
     Policy {
         selectors,
         excluded: &[],
+        sandboxed: &[],
         pods_may: Permissions::default(),
         sidecars: true,
         is_uninstalling: false,

@@ -74,6 +74,8 @@ reasons! {
     NodeLeaves = 9, FAILED_PRECONDITION, "NODE_LEAVES", "Nothing to do if inpod is to go from this node; otherwise empty the key mode in the ConfigMap inpod-leave (the setting leave_file).";
     /// A sidecar was injected into the pod, and traffic is redirected to the sidecar.
     SidecarInjected = 10, FAILED_PRECONDITION, "SIDECAR_INJECTED", "Nothing to do: the pod's traffic goes through its injected sidecar.";
+    /// The pod runs in a sandboxed runtime, whose network stack is outside of the pod's network namespace.
+    SandboxedRuntime = 11, FAILED_PRECONDITION, "SANDBOXED_RUNTIME", "Run the pod with another runtime class, or label it istio.io/dataplane-mode=none; if the class is no sandbox, remove it from the setting sandboxed_runtime_classes.";
 
     /// A field of the request, manifest or configuration is invalid.
     InvalidField = 20, INVALID_ARGUMENT, "INVALID_FIELD", "Correct the named field.";

@@ -20,6 +20,8 @@ pub(crate) struct PodStatus<'a> {
     pub(crate) record: Option<&'a Record>,
     pub(crate) failure: Option<&'a Failure>,
     pub(crate) decision: Decision,
+    /// The runtime class, if nothing else keeps the pod outside the mesh.
+    pub(crate) sandboxed_class: Option<&'a str>,
     /// Set once the pods that ran before this process are adopted: from then on, a pod without a record has no sandbox.
     pub(crate) adopted: bool,
 }
@@ -57,6 +59,7 @@ impl<'a> PodStatus<'a> {
             record: record.map(|record| &**record),
             failure: failure.filter(|failure| is_last && !is_transient(failure.reason)),
             decision: *decision,
+            sandboxed_class: None,
             adopted,
         }
     }
@@ -106,19 +109,31 @@ impl<'a> PodStatus<'a> {
         }
     }
 
-    /// Selects the failures that are worth an Event: new or changed failures, and the end of a failure.
+    /// Returns the failure of the pod or, without a failure, the sandboxed runtime.
+    fn problem(&self) -> Option<(Reason, String)> {
+        let failure = self.failure.map(|it| (it.reason, it.message.clone()));
+        failure.or_else(|| {
+            let message = format!(
+                "Not enrolled: the runtime class is {}",
+                self.sandboxed_class?
+            );
+            Some((Reason::SandboxedRuntime, message))
+        })
+    }
+
+    /// Selects the problems that are worth an Event: new or changed problems, and the end of a problem.
     pub(super) fn event(&self, reported: &mut ReportedFailure) -> Option<FailureEvent> {
-        let Some(failure) = self.failure else {
+        let Some((problem, message)) = self.problem() else {
             reported.is_current = false;
             let reason = reported.reason.take_if(|_| self.is_enrolled())?;
             let message = format!("Joined the mesh after {}", reason.name());
             return Some((EventKind::Normal, self.decision.reason, message));
         };
-        if reported.is_current && reported.reason == Some(failure.reason) {
+        if reported.is_current && reported.reason == Some(problem) {
             return None;
         }
-        (reported.is_current, reported.reason) = (true, Some(failure.reason));
-        Some((EventKind::Warning, failure.reason, failure.message.clone()))
+        (reported.is_current, reported.reason) = (true, Some(problem));
+        Some((EventKind::Warning, problem, message))
     }
 }
 
@@ -248,6 +263,22 @@ mod tests {
         case.pod.pod.uid = "successor".parse().unwrap();
         let event = case.status().event(&mut reported).unwrap();
         assert_eq!(event.1, Reason::NetnsNotFound);
+    }
+
+    #[test]
+    fn a_sandboxed_runtime_is_one_event_with_the_class() {
+        let mut reported = ReportedFailure::default();
+        let case = case(Intent::Out).wanted(Enrollment::None);
+        assert_eq!(case.status().event(&mut reported), None);
+        let sandboxed = PodStatus {
+            sandboxed_class: Some("kata-qemu"),
+            ..case.status()
+        };
+        let (kind, reason, message) = sandboxed.event(&mut reported).unwrap();
+        let expected = (EventKind::Warning, Reason::SandboxedRuntime);
+        assert_eq!((kind, reason), expected);
+        assert!(message.contains("kata-qemu"), "{message}");
+        assert_eq!(sandboxed.event(&mut reported), None);
     }
 
     #[test]

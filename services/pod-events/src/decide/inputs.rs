@@ -27,6 +27,12 @@ pub(super) fn collect(
         inputs.push((setting, policy.sidecars.to_string()));
         inputs.extend(injection.inputs());
     }
+    if let Some(class) = &pod.runtime_class {
+        let patterns: Vec<_> = policy.sandboxed.iter().map(ToString::to_string).collect();
+        let setting = "setting sandboxed_runtime_classes".to_owned();
+        inputs.push(("pod runtimeClassName".to_owned(), class.to_string()));
+        inputs.push((setting, patterns.join(",")));
+    }
     if policy.is_uninstalling {
         inputs.push(("inpod is being uninstalled".to_owned(), "true".to_owned()));
     }
@@ -158,6 +164,30 @@ mod tests {
         assert_eq!(value(&inputs, "namespace label c"), Some("not known"));
         let selector = value(&inputs, "enablement selector");
         assert_eq!(selector, Some("depends on the namespace's labels"));
+    }
+
+    #[test]
+    fn a_runtime_class_is_listed_with_the_setting() {
+        let inputs = |class: Option<&str>| {
+            let pod = Pod {
+                runtime_class: class.map(Into::into),
+                ..pod("shop", "web")
+            };
+            let sandboxed = ["kata", "kata-*"].map(|text| text.parse().unwrap());
+            let selectors = "[]".parse().unwrap();
+            let policy = Policy {
+                sandboxed: &sandboxed,
+                ..policy(&selectors)
+            };
+            collect(&pod, &namespace("shop"), true, &policy)
+        };
+        let setting = "setting sandboxed_runtime_classes";
+        let of_class = inputs(Some("runc"));
+        assert_eq!(value(&of_class, "pod runtimeClassName"), Some("runc"));
+        assert_eq!(value(&of_class, setting), Some("kata,kata-*"));
+        let without = inputs(None);
+        assert_eq!(value(&without, "pod runtimeClassName"), None);
+        assert_eq!(value(&without, setting), None);
     }
 
     #[test]

@@ -68,6 +68,71 @@ fn no_pod_joins_during_an_uninstall_others_keep_their_reason() {
 }
 
 #[test]
+fn a_sandboxed_runtime_keeps_out_every_pod_that_would_join() {
+    let selectors = istio();
+    let sandboxed = ["gvisor", "kata-*"].map(|text| text.parse().unwrap());
+    let usual = Policy {
+        sandboxed: &sandboxed,
+        ..policy(&selectors)
+    };
+    let uninstalling = Policy {
+        is_uninstalling: true,
+        ..usual
+    };
+    let without_setting = policy(&selectors);
+    let ambient = labelled("ambient");
+    let injected = Pod {
+        injection: Some(injection().into()),
+        ..pod("shop", "web")
+    };
+    let host = Pod {
+        host_network: true,
+        ..labelled("ambient")
+    };
+    let unlabelled = pod("shop", "web");
+    let out = |reason| (Enrollment::None, reason);
+    let gvisor = Some("gvisor");
+    let sandboxed_out = out(Reason::SandboxedRuntime);
+    let joins = (Enrollment::Ambient, Reason::LabelOnPod);
+    for (policy, pod, class, is_known, expected) in [
+        (usual, &ambient, Some("kata-qemu"), true, sandboxed_out),
+        (usual, &ambient, gvisor, true, sandboxed_out),
+        (usual, &ambient, Some("runc"), true, joins),
+        (usual, &ambient, None, true, joins),
+        (without_setting, &ambient, gvisor, true, joins),
+        (usual, &injected, gvisor, true, sandboxed_out),
+        (usual, &host, gvisor, true, out(Reason::HostNetwork)),
+        // A pod that asks for nothing keeps the reason by which it can join elsewhere.
+        (usual, &unlabelled, gvisor, true, out(Reason::NotSelected)),
+        (
+            usual,
+            &labelled("none"),
+            gvisor,
+            true,
+            out(Reason::OptedOut),
+        ),
+        // The pod does not wait for its namespace, because no label can enroll it.
+        (usual, &unlabelled, gvisor, false, sandboxed_out),
+        (uninstalling, &ambient, gvisor, true, sandboxed_out),
+        (
+            uninstalling,
+            &ambient,
+            Some("runc"),
+            true,
+            out(Reason::NodeLeaves),
+        ),
+    ] {
+        let pod = Pod {
+            runtime_class: class.map(Into::into),
+            ..pod.clone()
+        };
+        let decision = decide(&pod, &namespace("shop"), is_known, &policy);
+        let decided = (decision.enrollment, decision.reason);
+        assert_eq!(decided, expected, "{pod:?} {is_known}");
+    }
+}
+
+#[test]
 fn a_pod_with_a_sidecar_is_never_ambient_and_needs_no_namespace() {
     let selectors = istio();
     let injected = Pod {

@@ -6,7 +6,7 @@ use inpod_cni::enrolled::EnrolledNamespaces;
 use inpod_types::{Enrollment, NamespaceName, keys};
 
 use crate::{
-    decide::{Policy, Selectors, decide_from},
+    decide::{ClassPattern, Policy, Selectors, decide_from},
     inventory::Inventory,
     pod::Pod,
     redirection::Permissions,
@@ -19,6 +19,7 @@ use crate::{
 pub(super) struct EnrolledTracker {
     selectors: Selectors,
     excluded: Vec<NamespaceName>,
+    sandboxed: Vec<ClassPattern>,
     sidecars: bool,
     /// The inventory that the other fields reflect.
     inventory: Inventory,
@@ -34,6 +35,7 @@ impl EnrolledTracker {
         Self {
             selectors: policy.selectors.clone(),
             excluded: policy.excluded.to_owned(),
+            sandboxed: policy.sandboxed.to_owned(),
             sidecars: policy.sidecars,
             inventory: Inventory::default(),
             joining: BTreeSet::new(),
@@ -83,6 +85,7 @@ impl EnrolledTracker {
         let policy = Policy {
             selectors: &self.selectors,
             excluded: &self.excluded,
+            sandboxed: &self.sandboxed,
             // Permissions of pods do not affect enrollment.
             pods_may: Permissions::default(),
             sidecars: self.sidecars,
@@ -164,6 +167,7 @@ mod tests {
         EnrolledTracker::new(&Policy {
             selectors: &selectors.parse().unwrap(),
             excluded: &excluded,
+            sandboxed: &[],
             pods_may: Permissions::default(),
             sidecars: true,
             is_uninstalling: false,

@@ -168,6 +168,7 @@ fn placeholder_pod((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Fa
         node: None,
         labels: BTreeMap::new(),
         host_network: false,
+        runtime_class: None,
         injection: None,
         terminal: false,
         runtime_uid: None,
