@@ -18,13 +18,8 @@ pub(crate) fn set(
 ) {
     let metadata = proxy.config.get("proxyMetadata").and_then(Value::as_object);
     let metadata = metadata.into_iter().flatten();
-    let text = |value: &Value| {
-        value
-            .as_str()
-            .map_or_else(|| value.to_string(), str::to_owned)
-    };
     let metadata: Vec<_> = metadata
-        .map(|(name, value)| (name.clone(), text(value)))
+        .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
         .collect();
     let network = path.iter().find(|(name, _)| name == "ISTIO_META_NETWORK");
     let network = network

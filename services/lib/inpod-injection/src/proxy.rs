@@ -106,6 +106,7 @@ impl ProxySettings {
 fn proxy_config(config: &Config, pod: &Value) -> Result<Map<String, Value>, InjectError> {
     let mut merged = config.proxy_config.clone();
     let Some(text) = annotation(pod, keys::PROXY_CONFIG) else {
+        make_texts(&mut merged);
         return Ok(merged);
     };
     let wrong = |why: String| InjectError::invalid_annotation(keys::PROXY_CONFIG, &why);
@@ -125,7 +126,20 @@ fn proxy_config(config: &Config, pod: &Value) -> Result<Map<String, Value>, Inje
         let why = format!("proxyMetadata has {count} variables, and the limit is {MAX_ITEMS}");
         return Err(wrong(why));
     }
+    make_texts(&mut merged);
     Ok(merged)
+}
+
+/// Turns booleans and numbers in `proxyMetadata` into texts, because YAML makes `true` a boolean, and the proxy's agent
+/// accepts only texts.
+fn make_texts(config: &mut Map<String, Value>) {
+    let variables = config.get_mut("proxyMetadata");
+    let variables = variables.and_then(Value::as_object_mut);
+    for value in variables.into_iter().flat_map(Map::values_mut) {
+        if !value.is_string() {
+            *value = value.to_string().into();
+        }
+    }
 }
 
 fn interception(pod: &Value, config: &Map<String, Value>) -> Result<Interception, InjectError> {
@@ -342,6 +356,17 @@ mod tests {
             Value::from(one.resources),
             json!({"requests": {"cpu": "5m"}})
         );
+    }
+
+    #[test]
+    fn booleans_and_numbers_of_proxy_metadata_are_texts() {
+        let mesh = Config::parse("proxyConfig: {proxyMetadata: {A: true, B: 1}}").unwrap();
+        let texts =
+            |pod: &Value| ProxySettings::of(&mesh, pod).unwrap().config["proxyMetadata"].clone();
+        assert_eq!(texts(&json!({})), json!({"A": "true", "B": "1"}));
+        let text = "proxyMetadata: {B: false}";
+        let pod = json!({"metadata": {"annotations": {(keys::PROXY_CONFIG): text}}});
+        assert_eq!(texts(&pod), json!({"A": "true", "B": "false"}));
     }
 
     #[test]
