@@ -15,6 +15,7 @@ pub struct Spec {
     pub name: String,
     pub uid: String,
     pub mode: Option<String>,
+    pub runtime_class: Option<&'static str>,
     /// The addresses of the pod; none before the pod runs.
     pub addresses: Vec<IpAddr>,
     /// The annotation of the pod declares the pod as redirected.
@@ -46,6 +47,7 @@ impl Spec {
             name: name.to_owned(),
             uid: format!("{name}-0000-1111-2222-333333333333"),
             mode: None,
+            runtime_class: None,
             addresses: Vec::new(),
             is_redirected: false,
             labels: Vec::new(),
@@ -90,6 +92,14 @@ impl Spec {
     }
 
     #[must_use]
+    pub fn of_runtime(self, class: &'static str) -> Self {
+        Self {
+            runtime_class: Some(class),
+            ..self
+        }
+    }
+
+    #[must_use]
     pub fn annotated(mut self, name: &'static str, value: &str) -> Self {
         self.annotations.retain(|(known, _)| *known != name);
         self.annotations.push((name, value.to_owned()));
@@ -102,6 +112,7 @@ impl Spec {
             name,
             uid,
             mode,
+            runtime_class,
             addresses,
             is_redirected,
             labels,
@@ -128,6 +139,8 @@ impl Spec {
             items.collect::<String>()
         };
         let containers = items(containers);
+        let class = runtime_class.map(|class| format!("\n  runtimeClassName: {class}"));
+        let class = class.unwrap_or_default();
         let init = if init_containers.is_empty() {
             String::new()
         } else {
@@ -144,7 +157,7 @@ impl Spec {
         };
         format!(
             "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  namespace: {namespace}\n  uid: {uid}\n  labels:\n    \
-             app: {name}{label}{annotation}\nspec:\n  nodeName: {node}\n  serviceAccountName: sa-{name}{init}\n  containers:\n  - name: app\n    \
+             app: {name}{label}{annotation}\nspec:\n  nodeName: {node}\n  serviceAccountName: sa-{name}{class}{init}\n  containers:\n  - name: app\n    \
              image: app{containers}\nstatus:\n  phase: Running{addresses}\n"
         )
     }

@@ -27,7 +27,7 @@ fn asked(node: &Node, arguments: &[&str]) -> Output {
     inpod(node).args(arguments).output().unwrap()
 }
 
-fn output_of(node: &Node, arguments: &[&str]) -> String {
+pub(crate) fn output_of(node: &Node, arguments: &[&str]) -> String {
     let output = asked(node, arguments);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.is_empty(), "{said}");

@@ -10,6 +10,8 @@ use integration::{
 };
 use nix::sys::signal::Signal;
 
+use crate::netns::people::output_of;
+
 const PORT: u16 = 8080;
 const OTHER: u16 = 9090;
 const NOTHING: Vec<String> = Vec::new();
@@ -127,6 +129,42 @@ fn a_namespace_is_selected_by_its_name_without_a_label_or_a_manifest() {
     node.until_whole(&pod.spec).unwrap();
     let outsider = node.pod(in_bank("outsider").ambient()).unwrap();
     assert_eq!(outsider.traces().unwrap(), NOTHING);
+}
+
+// scenario: 69
+#[test]
+fn a_sandboxed_runtime_stays_out_until_the_setting_lacks_it() {
+    let node = node(&[]);
+    shop(&node, "istio.io/dataplane-mode: ambient", "");
+    let kata = node.pod(Spec::new("vm").of_runtime("kata-qemu")).unwrap();
+    let injected = Spec::new("side").injected().of_runtime("gvisor");
+    let injected = node.pod(injected).unwrap();
+    let usual = node.pod(Spec::new("usual").of_runtime("runc")).unwrap();
+    node.until_whole(&usual.spec).unwrap();
+    until_out(&node, &injected, Reason::SandboxedRuntime);
+    until_out(&node, &kata, Reason::SandboxedRuntime);
+    let text = output_of(&node, &["explain", "shop/vm"]);
+    let lines = text.lines().map(|line| line.split_whitespace().collect());
+    let lines: Vec<Vec<_>> = lines.collect();
+    for line in [
+        "State out",
+        "Desired none (SANDBOXED_RUNTIME)",
+        "pod runtimeClassName kata-qemu",
+    ] {
+        let words: Vec<_> = line.split(' ').collect();
+        assert!(lines.contains(&words), "{line}: {text}");
+    }
+    assert!(text.contains(inpod_types::Reason::SandboxedRuntime.remedy()));
+    let listed = output_of(&node, &["pods"]);
+    assert!(listed.contains("SANDBOXED_RUNTIME"), "{listed}");
+    node.stop("pod-events", Signal::SIGTERM).unwrap();
+    start(&node, &["--sandboxed-runtime-classes", "gvisor,runsc"]);
+    node.until_whole(&kata.spec).unwrap();
+    assert_eq!(
+        node.explain(&kata.spec).unwrap().reason(),
+        Reason::LabelOnNamespace
+    );
+    until_out(&node, &injected, Reason::SandboxedRuntime);
 }
 
 #[test]

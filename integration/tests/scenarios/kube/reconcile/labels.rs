@@ -96,6 +96,60 @@ fn a_pod_with_a_sidecar_stays_out_whichever_label_asks_for_it() {
     assert_eq!(served(&cluster), [""; 0]);
 }
 
+/// Returns the notes of pod-events' Events about a pod with the reason for sandboxed runtimes.
+fn sandbox_events(cluster: &Cluster, name: &str) -> Vec<String> {
+    let namespace = &cluster.namespace;
+    let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
+    let all = cluster.server.get(&path).unwrap();
+    let all = all.pointer("/items").and_then(Value::as_array).unwrap();
+    let of_pod = all.iter().filter(|event| {
+        event["reason"] == "SandboxedRuntime" && event["regarding"]["name"] == *name
+    });
+    let notes = of_pod.map(|event| event["note"].as_str().unwrap().to_owned());
+    notes.collect()
+}
+
+// scenario: 69
+#[test]
+fn a_selected_pod_of_a_sandboxed_runtime_has_an_event() {
+    let cluster = Cluster::shared();
+    for class in ["kata-qemu", "plain-runc"] {
+        let object = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass",
+            "metadata": {"name": class}, "handler": "any"});
+        let classes = "/apis/node.k8s.io/v1/runtimeclasses";
+        cluster.server.create(classes, &object).unwrap();
+    }
+    let of_class = |name: &str, mode, class: &str| {
+        let mut object = cluster.object(name, mode);
+        object["spec"]["runtimeClassName"] = class.into();
+        let pod = cluster.sandbox(name, &cluster.create(&object));
+        cluster.node.add(&pod).unwrap();
+        pod
+    };
+    let unselected = of_class("unselected", None, "kata-qemu");
+    let usual = of_class("usual", Some("ambient"), "plain-runc");
+    let sandboxed = of_class("sandboxed", Some("ambient"), "kata-qemu");
+    until_out(&cluster, &sandboxed, Reason::SandboxedRuntime);
+    until_out(&cluster, &unselected, Reason::NotSelected);
+    until_in(&cluster, &usual, Reason::LabelOnPod);
+    let notes = eventually("the Event arrives", TIMEOUT, || {
+        let notes = sandbox_events(&cluster, "sandboxed");
+        ensure!(!notes.is_empty(), "no Event");
+        anyhow::Ok(notes)
+    })
+    .unwrap();
+    let has_class_and_remedy = |note: &String| {
+        note.contains("kata-qemu") && note.contains("Run the pod with another runtime class")
+    };
+    assert!(
+        notes.len() == 1 && notes.iter().all(has_class_and_remedy),
+        "{notes:?}"
+    );
+    for name in ["unselected", "usual"] {
+        assert_eq!(sandbox_events(&cluster, name), [""; 0], "{name}");
+    }
+}
+
 #[test]
 fn a_sidecar_that_appears_on_a_pod_in_the_mesh_withdraws_it_and_its_going_brings_it_back() {
     let cluster = Cluster::shared();
