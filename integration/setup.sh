@@ -305,6 +305,19 @@ need_mesh() {
   fi
 }
 
+# kube-router, an engine of NetworkPolicy for the tier mesh. Built in a module of ours, like Multus' entrypoint.
+need_policy_engine() {
+  local module=github.com/cloudnativelabs/kube-router/v2
+  KUBE_ROUTER=$tools/kube-router-$(sed -n "s|^require $module ||p" integration/kube-router/go.mod)
+  [ -x "$KUBE_ROUTER" ] && return
+  need_go
+  say "Building kube-router (a few minutes on two cores, once)"
+  mkdir -p "$tools"
+  CGO_ENABLED=0 "$GO" -C integration/kube-router build -trimpath -ldflags '-s -w' -o "$KUBE_ROUTER.new" "$module/cmd/kube-router" ||
+    die "go failed to build kube-router"
+  mv "$KUBE_ROUTER.new" "$KUBE_ROUTER"
+}
+
 # Istio's agent of a proxy, for sidecars with need_envoy.
 need_pilot_agent() {
   PILOT_AGENT=$tools/pilot-agent-$ISTIO_VERSION

@@ -59,6 +59,8 @@ pub enum Image {
     Proxy,
     /// `inpod.test/install-cni:1`, istio-cni with the programs of iptables and nft that it runs.
     IstioCni,
+    /// `inpod.test/kube-router:1`, an engine of network policies with the programs of iptables and ipset that it runs.
+    KubeRouter,
     /// `inpod.test/app:1`, the echo programs of Istio's tests with a certificate.
     Echo,
     /// An image of inpod, named `localhost/NAME:TAG` as by `deploy/images/build`, with the layout of the Containerfile.
@@ -79,6 +81,7 @@ impl Image {
             Self::Echo => "app",
             Self::Proxy => "proxyv2",
             Self::IstioCni => "install-cni",
+            Self::KubeRouter => "kube-router",
             Self::Tool { name, .. } => name,
             Self::Shipped(name) | Self::Previous(name) => name,
         }
@@ -93,6 +96,7 @@ impl Image {
             | Self::Echo
             | Self::Proxy
             | Self::IstioCni
+            | Self::KubeRouter
             | Self::Tool { .. } => {
                 format!("inpod.test/{}:1", self.name())
             }
@@ -120,6 +124,7 @@ impl Image {
             Self::Echo => echo(&root)?,
             Self::Proxy => proxy(&root)?,
             Self::IstioCni => istio_cni(&root)?,
+            Self::KubeRouter => kube_router(&root)?,
             Self::Tool { name, variable } => {
                 fs::create_dir_all(&root)?;
                 fs::copy(tool(variable)?, root.join(name))?;
@@ -260,7 +265,7 @@ fn copy_to(root: &Path, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The programs are where the Dockerfile of Istio's image puts them; Debian's iptables loads its matches from a directory.
+/// The programs are where the Dockerfile of Istio's image puts them.
 fn istio_cni(root: &Path) -> anyhow::Result<Value> {
     let programs = istio_cni_programs()?;
     for (program, to) in [
@@ -270,11 +275,31 @@ fn istio_cni(root: &Path) -> anyhow::Result<Value> {
         fs::create_dir_all(root.join(to))?;
         fs::copy(programs.join(program), root.join(to).join(program))?;
     }
-    for program in ["xtables-nft-multi", "xtables-legacy-multi", "nft"] {
-        let path = Path::new("/usr/sbin").join(program);
-        copy_to(root, &path).with_context(|| format!("install {program}"))?;
-        copy_libraries(root, &path)?;
-    }
+    copy_system_programs(root, &["nft"])?;
+    copy_iptables(root)?;
+    Ok(json!(["/usr/local/bin/install-cni"]))
+}
+
+fn kube_router(root: &Path) -> anyhow::Result<Value> {
+    fs::create_dir_all(root)?;
+    fs::copy(tool("KUBE_ROUTER")?, root.join("kube-router"))?;
+    copy_system_programs(root, &["ipset"])?;
+    copy_iptables(root)?;
+    Ok(json!(["/kube-router"]))
+}
+
+/// Copies programs of this machine with their libraries.
+fn copy_system_programs(root: &Path, names: &[&str]) -> anyhow::Result<()> {
+    names.iter().try_for_each(|name| {
+        let path = Path::new("/usr/sbin").join(name);
+        copy_to(root, &path).with_context(|| format!("install {name}"))?;
+        copy_libraries(root, &path)
+    })
+}
+
+/// Copies the programs of iptables, which are names of two programs. Debian's iptables loads its matches from a directory.
+fn copy_iptables(root: &Path) -> anyhow::Result<()> {
+    copy_system_programs(root, &["xtables-nft-multi", "xtables-legacy-multi"])?;
     for family in ["iptables", "ip6tables"] {
         for part in ["", "-save", "-restore"] {
             for (kind, target) in [("-nft", "nft"), ("-legacy", "legacy"), ("", "nft")] {
@@ -287,7 +312,7 @@ fn istio_cni(root: &Path) -> anyhow::Result<Value> {
     for entry in fs::read_dir(matches).context("install iptables")? {
         copy_to(root, &entry?.path())?;
     }
-    Ok(json!(["/usr/local/bin/install-cni"]))
+    Ok(())
 }
 
 /// Returns the libraries and the loader of a program (ldd(1): `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)`).

@@ -11,6 +11,7 @@ mod common {
     pub(crate) mod incumbent;
     pub(crate) mod installer_host;
     pub(crate) mod mesh;
+    pub(crate) mod policy_table;
     pub(crate) mod scripted;
     pub(crate) mod ztunnel_pod;
 }

@@ -8,6 +8,7 @@ mod identity;
 mod life;
 mod migration;
 mod nodes;
+mod policy;
 mod power;
 mod sidecars;
 mod upstream;

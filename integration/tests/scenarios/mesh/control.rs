@@ -73,6 +73,26 @@ static PROXIES: SharedCluster = SharedCluster::new(
     },
 );
 
+/// The same as [`STOCK`] with an engine of network policies.
+static POLICY_ENGINE: SharedCluster = SharedCluster::new(
+    &[
+        NodeConfig::new(1, Chain::Bridge, ProxyMode::Iptables),
+        NodeConfig::new(2, Chain::Ptp, ProxyMode::Nftables),
+    ],
+    &[ISTIOD, COREDNS, Image::StockZtunnel, Image::KubeRouter],
+    |cluster| {
+        cluster.deploy_control_plane(&[]);
+        cluster.deploy_ztunnel("ztunnel");
+        cluster.install();
+        cluster.until_whole();
+        let engine = include_str!("manifests/kube-router.yaml");
+        cluster.server.apply(engine).unwrap();
+        cluster
+            .until_ready("kube-system", "app=kube-router", 2)
+            .unwrap();
+    },
+);
+
 /// A node for each kind of pod network, with reference ztunnels.
 static NETWORKS: SharedCluster = SharedCluster::new(
     &[
@@ -102,6 +122,10 @@ pub(crate) fn on_proxies(test: impl FnOnce(&ExclusiveCluster<'_>)) {
 /// The same for a test in which inpod has to warn.
 pub(crate) fn on_warned_proxies(test: impl FnOnce(&ExclusiveCluster<'_>)) {
     PROXIES.use_for(test);
+}
+
+pub(crate) fn on_policy_engine(test: impl FnOnce(&ExclusiveCluster<'_>)) {
+    on(&POLICY_ENGINE, test);
 }
 
 pub(crate) fn on_every_network(test: impl FnOnce(&ExclusiveCluster<'_>)) {

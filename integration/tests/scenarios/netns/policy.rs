@@ -7,13 +7,14 @@ use std::{
     thread,
 };
 
-use crate::common::mesh::{Mesh, PORT};
+use crate::common::{
+    mesh::{Mesh, PORT},
+    policy_table::{self, Row},
+};
 use anyhow::{Context as _, ensure};
 use inpod_proto::podevents::v1::PodState;
 use integration::{Pod, Spec, TIMEOUT, ask, counted, eventually, not_run, run};
 use nix::sys::signal::Signal;
-
-const PAGE: &str = include_str!("../../../../deploy/docs/install.md");
 
 const HBONE: u16 = 15008;
 
@@ -141,22 +142,13 @@ impl Place {
 
     /// Returns the entries that the page demands.
     fn demanded(&self) -> Vec<Entry> {
-        let rows = PAGE.lines().filter_map(|line| {
-            let cells: Vec<_> = line.split('|').map(str::trim).collect();
-            let direction = ["ingress", "egress"]
-                .into_iter()
-                .find(|it| cells.get(1) == Some(it))?;
-            let peers = match *cells.get(2)? {
-                "every pod of the mesh" => self.members(),
-                address => vec![address.trim_matches('`').parse().unwrap()],
-            };
-            let port = match *cells.get(3)? {
-                "the ports of the pod's probes" => PORT,
-                port => port.parse().unwrap(),
-            };
-            Some(Entry::new(direction, &peers, port))
-        });
-        rows.collect()
+        let entry = |row: Row| {
+            let peers = row
+                .peer
+                .map_or_else(|| self.members(), |address| vec![address]);
+            Entry::new(row.direction, &peers, row.port.unwrap_or(PORT))
+        };
+        policy_table::rows().into_iter().map(entry).collect()
     }
 
     /// Expects that no call of a reaches b, on whatever path: ztunnel gives up to open a tunnel.
