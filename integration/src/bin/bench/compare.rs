@@ -189,7 +189,7 @@ pub(crate) fn number(value: f64) -> String {
     clippy::cast_precision_loss,
     reason = "a share of a small count"
 )]
-fn quantile(samples: &[f64], share: f64) -> f64 {
+pub(crate) fn quantile(samples: &[f64], share: f64) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
     let last = sorted.len().saturating_sub(1);

@@ -3,6 +3,7 @@
 mod broker;
 mod calls;
 mod compare;
+mod datapath;
 mod floors;
 mod growth;
 mod handover;
@@ -64,6 +65,10 @@ fn run() -> anyhow::Result<()> {
         "injector" => injector::injector(samples)?,
         "quick" => agents(samples, sides, Growth::Skipped)?,
         "all" => agents(samples, sides, Growth::Measured)?,
+        "datapath" => {
+            let server = Arc::new(ApiServer::start()?);
+            datapath::datapath(samples, &start_all(&server, sides)?)?;
+        }
         "growth" => {
             let server = Arc::new(ApiServer::start()?);
             growth::calls(samples, &mut only(&server, sides)?)?;
@@ -100,10 +105,13 @@ fn start(server: &Arc<ApiServer>, side: &str) -> anyhow::Result<Side> {
     Side::start(server, name, Path::new(programs))
 }
 
+fn start_all(server: &Arc<ApiServer>, sides: &[String]) -> anyhow::Result<Vec<Side>> {
+    sides.iter().map(|side| start(server, side)).collect()
+}
+
 fn agents(samples: usize, sides: &[String], growth: Growth) -> anyhow::Result<()> {
     let server = Arc::new(ApiServer::start()?);
-    let sides = sides.iter().map(|side| start(&server, side));
-    let mut sides = sides.collect::<anyhow::Result<Vec<_>>>()?;
+    let mut sides = start_all(&server, sides)?;
     let mut tables = growth::Growth::new(samples, &sides);
     if growth == Growth::Measured {
         tables.state(&sides, "no pods")?;
