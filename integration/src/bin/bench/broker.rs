@@ -8,7 +8,10 @@ use std::{path::Path, time::Duration};
 use anyhow::Context as _;
 use tokio::runtime::Runtime;
 
-use crate::{print_line, table::Row};
+use crate::{
+    compare::{milliseconds, quantile},
+    print_line,
+};
 
 pub(crate) use peers::{ZTUNNEL, ztunnel};
 use subject::Subject;
@@ -18,14 +21,14 @@ const SIZES: [u64; 4] = [100, 250, 1_000, 4_000];
 /// The messages to ztunnel for one workload that is added and removed.
 const MESSAGES: u32 = 2;
 
-/// A broker with its measurements.
+/// A broker with its measurements; samples are in milliseconds.
 struct Side<'a> {
     name: &'a str,
     broker: Subject,
-    add: Row,
+    add: Vec<f64>,
     live: Duration,
     snapshot: Duration,
-    set: Row,
+    set: Vec<f64>,
 }
 
 /// Measures the broker of each side, given as NAME=DIRECTORY.
@@ -49,16 +52,17 @@ async fn measure(samples: usize, size: u64, sides: &[String]) -> anyhow::Result<
         all.push(Side {
             name,
             broker: Subject::with(size, &Path::new(programs).join("ztunnel-broker")).await?,
-            add: Row::new("AddWorkload"),
+            add: Vec::new(),
             live: Duration::ZERO,
             snapshot: Duration::ZERO,
-            set: Row::new("SetWorkloads"),
+            set: Vec::new(),
         });
     }
     for _ in 0..samples {
         for side in &mut all {
             let before = side.broker.processor_time()?;
-            side.add.times.push(side.broker.add_and_remove().await?);
+            side.add
+                .push(milliseconds(side.broker.add_and_remove().await?));
             side.live += side.broker.processor_time()? - before;
         }
     }
@@ -68,7 +72,7 @@ async fn measure(samples: usize, size: u64, sides: &[String]) -> anyhow::Result<
             let before = side.broker.processor_time()?;
             side.broker.snapshot().await?;
             side.snapshot += side.broker.processor_time()? - before;
-            side.set.times.push(side.broker.set_again().await?);
+            side.set.push(milliseconds(side.broker.set_again().await?));
         }
     }
     let (samples, snapshots) = (u32::try_from(samples)?, u32::try_from(snapshots)?);
@@ -76,13 +80,12 @@ async fn measure(samples: usize, size: u64, sides: &[String]) -> anyhow::Result<
         let micros = |time: Duration| time.as_secs_f64() * 1e6;
         let live = micros(side.live / samples / MESSAGES);
         let in_snapshot = micros(side.snapshot / snapshots / u32::try_from(size)?);
-        let millis = |row: &Row, share| row.quantile(share) / 1e3;
         print_line(&format!(
             "| {size} | {} | {:.2} | {:.2} | {live:.0} | {in_snapshot:.0} | {:.1} | {:.1} |",
             side.name,
-            millis(&side.add, 0.5),
-            millis(&side.add, 0.99),
-            millis(&side.set, 0.5),
+            quantile(&side.add, 0.5),
+            quantile(&side.add, 0.99),
+            quantile(&side.set, 0.5),
             side.broker.resident_mib()?
         ))?;
     }

@@ -7,11 +7,9 @@ mod datapath;
 mod floors;
 mod growth;
 mod handover;
-mod injector;
 mod netlink;
 mod rest;
 mod side;
-mod table;
 
 use std::{
     fs,
@@ -62,7 +60,6 @@ fn run() -> anyhow::Result<()> {
     let load_before = load();
     match what.as_str() {
         "broker" => broker::broker(samples, sides)?,
-        "injector" => injector::injector(samples)?,
         "quick" => agents(samples, sides, Growth::Skipped)?,
         "all" => agents(samples, sides, Growth::Measured)?,
         "datapath" => {
