@@ -14,7 +14,7 @@ const MAX_LINE_BYTES: u64 = 64 << 10;
 /// The target of the lines, for `inpod log-level` and readers of the log.
 const TARGET: &str = "inpod_cni";
 
-/// Logs and removes all kept lines, oldest first.
+/// Removes and logs all kept lines, oldest first. Continues after errors and returns the last error.
 pub(super) fn forward(state_dir: &Path) -> Result<(), String> {
     let directory = state_dir.join(CALL_LOG_DIR);
     let failed = |path: &Path, error: &std::io::Error| format!("{}: {error}", path.display());
@@ -25,25 +25,25 @@ pub(super) fn forward(state_dir: &Path) -> Result<(), String> {
             "The plugin could keep no further lines; the container runtime's log has them"
         );
     }
+    let mut result = Ok(());
     for path in kept {
-        match read_bounded_nofollow(&path, MAX_LINE_BYTES) {
-            Ok(bytes) => write(&path, &bytes),
+        let read = read_bounded_nofollow(&path, MAX_LINE_BYTES).map_err(|error| error.to_string());
+        // A line whose file stays would be logged again and again.
+        if let Err(error) = remove_if_exists(&path) {
+            result = Err(failed(&path, &error));
+            continue;
+        }
+        let line = read.and_then(|bytes| {
+            serde_json::from_slice::<Line>(&bytes).map_err(|error| error.to_string())
+        });
+        match line {
+            Ok(line) => log(&line),
             Err(error) => {
-                tracing::warn!(file = %path.display(), %error, "Dropped a line of the plugin");
+                tracing::warn!(file = %path.display(), error, "Dropped a line of the plugin");
             }
         }
-        remove_if_exists(&path).map_err(|error| failed(&path, &error))?;
     }
-    Ok(())
-}
-
-fn write(path: &Path, bytes: &[u8]) {
-    match serde_json::from_slice::<Line>(bytes) {
-        Ok(line) => log(&line),
-        Err(error) => {
-            tracing::warn!(file = %path.display(), %error, "Dropped a line of the plugin");
-        }
-    }
+    result
 }
 
 fn log(line: &Line) {
@@ -94,7 +94,12 @@ mod tests {
         assert_eq!(forward(dir.path()), Ok(()));
         assert_eq!(fs::read_dir(&log).unwrap().count(), 0);
         assert!(target.exists());
-        fs::remove_dir(&log).unwrap();
+        // What cannot be removed is named, and holds up no later line.
+        fs::create_dir(log.join("1.json")).unwrap();
+        fs::write(log.join("2.json"), "{}").unwrap();
+        assert!(forward(dir.path()).unwrap_err().contains("1.json"));
+        assert_eq!(fs::read_dir(&log).unwrap().count(), 1);
+        fs::remove_dir_all(&log).unwrap();
         std::os::unix::fs::symlink(dir.path(), &log).unwrap();
         assert!(forward(dir.path()).unwrap_err().contains("symlink"));
     }
