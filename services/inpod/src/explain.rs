@@ -199,6 +199,12 @@ fn format_rules(rules: &RulesReport) -> Vec<String> {
     lines.push(format!("listening: {ports}"));
     let (captured, direct) = (rules.captured_flows, rules.direct_flows);
     lines.push(format!("connections: {captured} captured, {direct} direct"));
+    if rules.uncaptured_udp_flows > 0 {
+        let flows = rules.uncaptured_udp_flows;
+        lines.push(format!(
+            "UDP flows past capture: {flows} (ztunnel carries TCP only)"
+        ));
+    }
     lines.extend(rules.findings.iter().map(|it| format!("finding: {it}")));
     lines
 }
@@ -244,4 +250,23 @@ fn columns(header: &[&str], rows: impl ExactSizeIterator<Item = Vec<String>>) ->
     let mut table = Table::new(header);
     rows.for_each(|row| table.push(row));
     table.take().lines().map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn udp_past_capture_is_shown_if_any_was_counted() {
+        let lines = |uncaptured_udp_flows| {
+            format_rules(&RulesReport {
+                uncaptured_udp_flows,
+                ..RulesReport::default()
+            })
+        };
+        let shown = "UDP flows past capture: 42 (ztunnel carries TCP only)";
+        assert!(lines(42).iter().any(|line| line == shown));
+        let is_shown = |line: &String| line.contains("UDP");
+        assert!(!lines(0).iter().any(is_shown));
+    }
 }

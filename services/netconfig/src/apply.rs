@@ -103,6 +103,7 @@ impl Writer {
                 lacks_loopback: false,
                 has_rules: true,
                 proxies: session.proxies(&plan.tables),
+                uncaptured_udp_flows: Some(after.nftables.uncaptured_udp_flows()),
             };
             Ok::<_, ApplyError>((plan, changed, seen))
         })?;

@@ -45,6 +45,8 @@ pub(crate) struct Claim {
     /// The state read by the claim itself, under `change_lock`, for the operation that follows.
     prepared: Mutex<Option<Prepared>>,
     loopback_grace: Mutex<LoopbackGrace>,
+    /// The counter of UDP flows at the previous read; `None` before the first read.
+    uncaptured_udp_flows: Mutex<Option<u64>>,
     /// True if no event reports the end of the netns, because its path vanished before its last process ended or
     /// lies in procfs.
     ends_unnoticed: AtomicBool,
@@ -67,6 +69,7 @@ impl Claim {
             verified_listeners: VerifiedListeners::default(),
             prepared: Mutex::default(),
             loopback_grace: Mutex::default(),
+            uncaptured_udp_flows: Mutex::default(),
         }
     }
 
@@ -74,6 +77,14 @@ impl Claim {
     fn remaining_grace(&self, lacks_loopback: bool) -> Option<Duration> {
         let now = Instant::now();
         self.loopback_grace.lock().remaining(lacks_loopback, now)
+    }
+
+    /// Returns the UDP flows counted since the previous read; a lower counter belongs to rules written again. The first
+    /// read counts none, because the rules may be older than this process, and an earlier run of netconfig has counted
+    /// their flows.
+    pub(crate) fn uncaptured_udp_since_last_read(&self, counter: u64) -> u64 {
+        let previous = self.uncaptured_udp_flows.lock().replace(counter);
+        previous.map_or(0, |it| counter.checked_sub(it).unwrap_or(counter))
     }
 
     pub(crate) fn set_prepared(&self, prepared: Prepared) {

@@ -418,7 +418,7 @@ impl NetconfigService for Handler {
         request: Request<InspectNetnsRequest>,
     ) -> Answer<InspectNetnsResponse> {
         let (peer, request) = (peer::of_request(&request), request.into_inner());
-        let (claims, writer) = (Arc::clone(&self.claims), Arc::clone(&self.writer));
+        let writer = Arc::clone(&self.writer);
         let pod = PodKey::from_uid(&request.pod_uid);
         let inspect = move |netns: &_, claim: Option<&_>| {
             if request.findings_only {
@@ -428,7 +428,7 @@ impl NetconfigService for Handler {
             } else if request.processes_only {
                 inspect::inspect_processes(netns, claim)
             } else {
-                inspect::inspect(netns, claim, &claims, &writer, pod)
+                inspect::inspect(netns, claim, &writer, pod)
             }
         };
         let answer = self.inspect_target(&peer, request.target, inspect).await?;

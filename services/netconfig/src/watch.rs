@@ -107,6 +107,7 @@ fn describe_state(state: &State) -> WatchDriftResponse {
         lacks_loopback: _,
         has_rules: _,
         proxies: _,
+        uncaptured_udp_flows: _,
     } = &state.observation;
     let fingerprint = tag.as_ref().map(|tag| tag.fingerprint.to_string());
     response(ResponseEvent::State(NetnsState {

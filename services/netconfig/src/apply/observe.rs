@@ -23,6 +23,9 @@ pub struct Observation {
     pub has_rules: bool,
     /// Users whose sockets the rules treat as the sidecar proxy's.
     pub proxies: Proxies,
+    /// The UDP flows counted since the rules were written. `None` in a published state, because a count is no change of
+    /// the state, and in the place of a netns that could not be read.
+    pub uncaptured_udp_flows: Option<u64>,
 }
 
 impl Writer {
@@ -61,5 +64,6 @@ fn of_state(session: &mut NetnsSession<'_>, state: &State) -> Result<Observation
         lacks_loopback: may_lack_loopback && !session.visit.routes.is_loopback_up()?,
         has_rules: !state.nftables.tables.is_empty() || !state.nftables.leftovers.is_empty(),
         proxies: session.proxies(state.our_tables()),
+        uncaptured_udp_flows: Some(state.nftables.uncaptured_udp_flows()),
     })
 }

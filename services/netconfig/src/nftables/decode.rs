@@ -53,6 +53,17 @@ pub(super) fn ops(list: IterableExprListAttrs<'_>) -> Vec<Op> {
         .collect()
 }
 
+/// Returns the packets counted by the first counter of a rule.
+pub(super) fn counted_packets(list: IterableExprListAttrs<'_>) -> Option<u64> {
+    let mut elements = list.filter_map(Result::ok);
+    elements.find_map(|ExprListAttrs::Elem(expr)| {
+        let ExprOps::Counter(counter) = expr.get_data().ok()? else {
+            return None;
+        };
+        counter.get_packets().ok()
+    })
+}
+
 fn op(expr: &IterableExprAttrs<'_>) -> Op {
     known(expr).unwrap_or_else(|| Op::Unknown(name(expr)))
 }

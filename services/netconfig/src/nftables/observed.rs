@@ -22,6 +22,8 @@ pub(crate) struct ObservedTable {
     pub(crate) unknown_objects: u32,
     /// The number of rules if inpod reads none, because the rules are too many or too large.
     pub(crate) unread_rules: Option<u32>,
+    /// The UDP flows counted since the table was created; 0 without the rule that counts.
+    pub(crate) uncaptured_udp_flows: u64,
 }
 
 pub(crate) type TableId = (TableFamily, String);
@@ -42,6 +44,11 @@ impl Observed {
 
     pub(crate) fn ids(&self) -> Vec<TableId> {
         self.tables.iter().map(|found| found.table.id()).collect()
+    }
+
+    pub(crate) fn uncaptured_udp_flows(&self) -> u64 {
+        let counts = self.tables.iter().map(|found| found.uncaptured_udp_flows);
+        counts.sum()
     }
 
     pub(crate) fn tag(&self) -> Option<Tag> {

@@ -27,7 +27,7 @@ pub(crate) enum Op {
         xor: Vec<u8>,
     },
     Immediate(Vec<u8>),
-    /// Counts packets; inpod ignores the counts.
+    /// Counts packets. The count is no part of the expression, so that rules compare equal whatever they have counted.
     Counter,
     Accept,
     Drop,

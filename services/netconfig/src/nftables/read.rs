@@ -19,7 +19,10 @@ use super::{
 };
 use crate::{
     netlink::{KernelError, Socket, retry_on_race},
-    rules::{Base, Chain, Policy, Rule, Table, TableFamily, ambient::TABLES},
+    rules::{
+        Base, Chain, Policy, Rule, Table, TableFamily,
+        ambient::{TABLES, count_uncaptured_udp},
+    },
 };
 
 /// The maximum number of rules in a table that netconfig reads: more than any redirection has.
@@ -287,6 +290,7 @@ fn table(attributes: &IterableTableAttrs<'_>) -> Option<ObservedTable> {
         comment: attributes.get_userdata().ok().and_then(decode_comment),
         unknown_objects: attributes.get_use().unwrap_or(0),
         unread_rules: None,
+        uncaptured_udp_flows: 0,
     })
 }
 
@@ -394,16 +398,25 @@ fn read_rules_of(
     tables: &mut [ObservedTable],
     request: &OpGetruleDump<'_>,
 ) -> Result<(), KernelError> {
+    let counting = count_uncaptured_udp();
     for payload in &socket.dump("read the rules", request)? {
         let (_, attributes) = OpGetruleDump::decode_reply(payload);
         let (Ok(table), Ok(chain)) = (attributes.get_table(), attributes.get_chain()) else {
             continue;
         };
         let (table, chain) = (text(table), text(chain));
-        let table = tables.iter_mut().find(|found| found.table.name == table);
-        let mut chains = table.into_iter().flat_map(|found| &mut found.table.chains);
+        let Some(found) = tables.iter_mut().find(|found| found.table.name == table) else {
+            continue;
+        };
+        let mut chains = found.table.chains.iter_mut();
         if let Some(chain) = chains.find(|found| found.name == chain) {
-            chain.rules.push(rule(&attributes));
+            let rule = rule(&attributes);
+            if rule == counting {
+                let counted = attributes.get_expressions().ok();
+                let counted = counted.and_then(decode::counted_packets);
+                found.uncaptured_udp_flows = counted.unwrap_or_default();
+            }
+            chain.rules.push(rule);
         }
     }
     Ok(())

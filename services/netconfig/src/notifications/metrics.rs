@@ -11,6 +11,7 @@ pub(crate) struct DriftMetrics {
     overruns: Counter,
     reads: Counter,
     published: Counter,
+    uncaptured_udp_flows: Counter,
 }
 
 impl DriftMetrics {
@@ -24,6 +25,10 @@ impl DriftMetrics {
         registry.register("drift_reads", help, drift.reads.clone());
         let help = "Changes of a claimed netns that were reported to watchers";
         registry.register("drift_told", help, drift.published.clone());
+        let help =
+            "UDP flows that left claimed pods past capture, as far as reads of their rules found";
+        let flows = drift.uncaptured_udp_flows.clone();
+        registry.register("uncaptured_udp_flows", help, flows);
         drift
     }
 
@@ -39,6 +44,10 @@ impl DriftMetrics {
 
     pub(crate) fn read(&self) {
         self.reads.inc();
+    }
+
+    pub(crate) fn add_uncaptured_udp(&self, flows: u64) {
+        self.uncaptured_udp_flows.inc_by(flows);
     }
 
     pub(crate) fn published(&self) {

@@ -148,7 +148,11 @@ impl Reader {
         }
     }
 
-    fn publish(&self, claim: &Claim, observation: Observation) -> Option<Arc<State>> {
+    fn publish(&self, claim: &Claim, mut observation: Observation) -> Option<Arc<State>> {
+        if let Some(counter) = observation.uncaptured_udp_flows.take() {
+            let flows = claim.uncaptured_udp_since_last_read(counter);
+            self.counts.add_uncaptured_udp(flows);
+        }
         let (state, is_new) = self.claims.publish(claim, observation)?;
         if is_new {
             self.counts.published();

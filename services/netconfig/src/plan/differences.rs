@@ -196,6 +196,7 @@ mod tests {
             )),
             unknown_objects: 0,
             unread_rules: None,
+            uncaptured_udp_flows: 0,
         };
         plan.tables.iter().map(observed).collect()
     }

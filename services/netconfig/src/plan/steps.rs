@@ -176,6 +176,7 @@ fn observed(new: &NewTable) -> ObservedTable {
         comment: Some(new.comment.clone()),
         unknown_objects: 0,
         unread_rules: None,
+        uncaptured_udp_flows: 0,
     }
 }
 
@@ -273,6 +274,7 @@ mod tests {
             comment: None,
             unknown_objects: 0,
             unread_rules: None,
+            uncaptured_udp_flows: 0,
         });
         Observed {
             tables: tables.collect(),

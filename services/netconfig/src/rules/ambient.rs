@@ -5,6 +5,8 @@ mod guard;
 mod inbound;
 mod outbound;
 
+pub(crate) use outbound::count_uncaptured_udp;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{

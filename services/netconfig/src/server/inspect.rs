@@ -22,10 +22,10 @@ use super::{
 };
 use crate::{
     apply::{Observation, Writer},
-    claims::{Claim, Claims, validate},
+    claims::{Claim, validate},
     conflicts::{self, Subject, VerifiedListeners},
     error::ClaimError,
-    inspect::{self, Proxies},
+    inspect,
 };
 
 pub(super) fn to_inspect_target(target: list_listeners_request::Target) -> Target {
@@ -56,19 +56,6 @@ impl Handler {
             }
         }
     }
-}
-
-/// Returns the users of a sidecar's proxy. For a claimed netns, the last observation names them at no cost.
-fn proxies(netns: &Netns, claim: Option<&Claim>, claims: &Claims, writer: &Writer) -> Proxies {
-    if let Some(state) = claim.and_then(|claim| claims.last_published(claim)) {
-        return state.observation.proxies.clone();
-    }
-    let observed = writer.observe(netns).unwrap_or_else(|error| {
-        let error = with_causes(&error);
-        tracing::debug!(error, "Cannot tell whether a sidecar is in a netns");
-        Observation::default()
-    });
-    observed.proxies
 }
 
 /// Returns the netns, its processes, and whether the path still leads to the netns.
@@ -118,16 +105,21 @@ pub(super) fn inspect_findings(
 pub(super) fn inspect(
     netns: &Netns,
     claim: Option<&Claim>,
-    claims: &Claims,
     writer: &Writer,
     pod: Option<PodKey>,
 ) -> Result<InspectNetnsResponse, ClaimError> {
-    let sockets = inspect::sockets(netns, &proxies(netns, claim, claims, writer))?;
+    let observed = writer.observe(netns).unwrap_or_else(|error| {
+        let error = with_causes(&error);
+        tracing::debug!(error, "Cannot read the rules of a netns");
+        Observation::default()
+    });
+    let sockets = inspect::sockets(netns, &observed.proxies)?;
     Ok(InspectNetnsResponse {
         addresses: addresses_to(&inspect::addresses(netns)?),
         listening_ports: sockets.listening_ports.into_iter().map(u32::from).collect(),
         captured_flows: sockets.captured_flows,
         direct_flows: sockets.direct_flows,
+        uncaptured_udp_flows: observed.uncaptured_udp_flows.unwrap_or_default(),
         findings: inspect_findings(netns, claim, pod)?.findings,
         ..inspect_processes(netns, claim)?
     })

@@ -8,6 +8,7 @@ mod alone {
     mod many;
 }
 mod sidecar;
+mod udp;
 mod watcher;
 
 use std::process::{Child, Command};

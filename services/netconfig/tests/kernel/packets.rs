@@ -16,4 +16,5 @@ mod probe;
 mod rush;
 mod sidecar;
 mod stand_in;
+mod udp;
 mod world;

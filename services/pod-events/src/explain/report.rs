@@ -52,6 +52,7 @@ impl ServiceReports {
             listening_ports: netns.listening_ports,
             captured_flows: netns.captured_flows,
             direct_flows: netns.direct_flows,
+            uncaptured_udp_flows: netns.uncaptured_udp_flows,
             findings: netns.findings.iter().map(format_finding).collect(),
         })
     }
@@ -81,6 +82,7 @@ mod tests {
             plan: unavailable(),
             netns: Some(Ok(InspectNetnsResponse {
                 direct_flows: 2,
+                uncaptured_udp_flows: 42,
                 ..InspectNetnsResponse::default()
             })),
             workloads: unavailable(),
@@ -90,7 +92,8 @@ mod tests {
             "ztunnel-broker: the ztunnels: cannot reach it [DEPENDENCY_UNAVAILABLE]",
         ];
         assert_eq!(reports.unavailable(), expected);
-        assert_eq!(reports.rules().unwrap().direct_flows, 2);
+        let rules = reports.rules().unwrap();
+        assert_eq!((rules.direct_flows, rules.uncaptured_udp_flows), (2, 42));
         let reports = ServiceReports {
             plan: Some(Ok(PlanRulesResponse {
                 fingerprint: "f".into(),

@@ -9,7 +9,7 @@ use crate::{
 
 const TCP: Expr = Expr::Protocol(Transport::Tcp);
 
-/// Redirects DNS if requested, then other TCP unless bypassed.
+/// Redirects DNS if requested, then other TCP unless bypassed, and counts the UDP flows left.
 pub(super) fn capture(settings: &Ambient) -> Vec<Rule> {
     let mut rules = Vec::new();
     if settings.dns_capture {
@@ -26,7 +26,19 @@ pub(super) fn capture(settings: &Ambient) -> Vec<Rule> {
         let packets = vec![Expr::DestinationNot(loopback), TCP];
         redirect(settings, packets, OUTBOUND_PORT)
     }));
+    rules.push(count_uncaptured_udp());
     rules
+}
+
+/// Counts the UDP flows that the preceding rules leave alone. The nat chain sees only the first packet of a flow. The
+/// rule has no family, because a pod without capture of IPv6 sends UDP by IPv6 past capture as well.
+pub(crate) fn count_uncaptured_udp() -> Rule {
+    Rule(vec![
+        is_loopback(Expr::NotLeavesBy),
+        Expr::Protocol(Transport::Udp),
+        Expr::NotMarked(FROM_ZTUNNEL),
+        Expr::Counter,
+    ])
 }
 
 fn redirect(settings: &Ambient, mut packets: Vec<Expr>, port: u16) -> Rule {

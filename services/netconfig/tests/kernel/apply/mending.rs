@@ -25,7 +25,7 @@ fn every_single_rule_that_is_deleted_is_told_and_mended() {
     };
     let listed = || handles(&fresh.command("nft", &["-a", "list", "ruleset"]));
     let rules = listed().len();
-    assert_eq!(rules, 13);
+    assert_eq!(rules, 14);
     for rule in 0..rules {
         let (table, chain, handle) = listed().swap_remove(rule);
         fresh.nft(&format!("delete rule inet {table} {chain} handle {handle}"));

@@ -47,6 +47,11 @@ impl Part {
         matches!(self, Self::Rule { chain, .. } if chain == "input")
     }
 
+    /// Returns whether the rule only counts, so that no packet goes elsewhere without the rule.
+    fn only_counts(&self) -> bool {
+        matches!(self, Self::Rule { text, .. } if text.ends_with(" counter"))
+    }
+
     pub(crate) fn delete(&self, world: &World) {
         match self {
             Self::Rule {
@@ -93,8 +98,8 @@ pub(crate) fn rules(redirection: &Redirection) -> Vec<Part> {
 /// Returns parts for a pod with both families.
 fn parts(settings: &Ambient) -> Vec<Part> {
     let mut parts = rules(&Redirection::Ambient(settings.clone()));
-    // `guard` tries without these.
-    parts.retain(|part| !part.is_guard());
+    // `guard` and `udp` have the tests of these.
+    parts.retain(|part| !part.is_guard() && !part.only_counts());
     for family in if settings.ipv6 == Ipv6::Off {
         &[Family::V4]
     } else {
