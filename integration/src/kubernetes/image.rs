@@ -87,7 +87,7 @@ impl Image {
         }
     }
 
-    fn reference(&self) -> String {
+    pub fn reference(&self) -> String {
         match self {
             Self::Busybox
             | Self::Ztunnel

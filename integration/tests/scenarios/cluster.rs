@@ -5,6 +5,7 @@ pub(crate) mod agent;
 pub(crate) mod apps;
 mod chart;
 mod ends;
+mod images;
 pub(crate) mod injected;
 mod istio_cni;
 pub(crate) mod mesh;

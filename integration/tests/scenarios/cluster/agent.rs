@@ -278,6 +278,14 @@ pub(crate) fn named(pod: &Value) -> (&str, &str) {
     )
 }
 
+/// Returns the status of a pod's container.
+pub(crate) fn status_of<'a>(pod: &'a Value, container: &str) -> anyhow::Result<&'a Value> {
+    let all = pod.pointer("/status/containerStatuses");
+    let mut all = all.and_then(Value::as_array).into_iter().flatten();
+    all.find(|status| text(status, "/name") == container)
+        .with_context(|| format!("{container} has no status"))
+}
+
 /// Returns the kubelet's UID, which for a static pod is its hash.
 pub(crate) fn uid(pod: &Value) -> &str {
     match text(pod, "/metadata/annotations/kubernetes.io~1config.hash") {

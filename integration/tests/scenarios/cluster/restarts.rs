@@ -9,17 +9,13 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::cluster::{
-    agent::{AGENT, ExclusiveCluster, SERVICES, SYSTEM, named, on_the_node, uid},
+    agent::{AGENT, ExclusiveCluster, SERVICES, SYSTEM, named, on_the_node, status_of, uid},
     apps::{container, deploy},
     mesh::{assert_unbroken, serves_through_ztunnel, traffic},
 };
 
-fn restarts(pod: &Value, container: &str) -> u64 {
-    let all = pod
-        .pointer("/status/containerStatuses")
-        .and_then(Value::as_array);
-    let mut all = all.into_iter().flatten();
-    let found = all.find(|found| text(found, "/name") == container).unwrap();
+pub(crate) fn restarts(pod: &Value, container: &str) -> u64 {
+    let found = status_of(pod, container).unwrap();
     found.get("restartCount").and_then(Value::as_u64).unwrap()
 }
 

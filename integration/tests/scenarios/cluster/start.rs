@@ -14,7 +14,7 @@ use integration::{
 use serde_json::{Value, json};
 
 use crate::cluster::{
-    agent::{AGENT, ExclusiveCluster, SYSTEM, named, on_the_node},
+    agent::{AGENT, ExclusiveCluster, SYSTEM, named, on_the_node, status_of},
     apps::{container, create},
 };
 
@@ -29,11 +29,7 @@ fn parse_time(text: &str) -> anyhow::Result<f64> {
 }
 
 fn started(cluster: &ExclusiveCluster<'_>, pod: &Value, name: &str) -> anyhow::Result<f64> {
-    let statuses = pod.pointer("/status/containerStatuses");
-    let statuses = statuses.and_then(Value::as_array);
-    let mut found = statuses.into_iter().flatten();
-    let found = found.find(|it| text(it, "/name") == name);
-    let id = text(found.context("no such container")?, "/containerID");
+    let id = text(status_of(pod, name)?, "/containerID");
     let id = id.strip_prefix("containerd://").context("not started")?;
     let log = std::fs::read_to_string(cluster.machine().file("log/containerd.log"))?;
     let is_it = |line: &&str| {
