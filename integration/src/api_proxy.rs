@@ -101,7 +101,7 @@ impl ApiProxy {
         })
     }
 
-    /// Injects a fault into the next requests; a resource is `pods`, `namespaces` or `*`.
+    /// Injects a fault into the next requests; a resource is `pods`, `namespaces`, `nodes` or `*`.
     pub fn fault(&self, verb: Verb, resource: &str, times: usize, act: Act) {
         self.shared.script().faults.push(Fault {
             verb,

@@ -48,7 +48,7 @@ pub enum Cut {
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub verb: Verb,
-    /// The resource: `pods`, `namespaces`, `events` for creations, or empty.
+    /// The resource: `pods`, `namespaces`, `nodes`, `events` for creations, or empty.
     pub resource: String,
     /// The query of the request, whose parts are separated by `&`.
     pub query: String,
@@ -64,6 +64,8 @@ impl Asked {
             ["pods" | "namespaces"] if query.contains("watch=true") => (Verb::Watch, path),
             ["pods" | "namespaces"] => (Verb::List, path),
             ["namespaces", _] => (Verb::Get, "namespaces"),
+            ["nodes", _] if request.method() == Method::GET => (Verb::Get, "nodes"),
+            ["nodes", _] if request.method() == Method::PATCH => (Verb::Patch, "nodes"),
             ["namespaces", _, "pods", _] if request.method() == Method::GET => (Verb::Get, "pods"),
             [.., "namespaces", _, "events"] if request.method() == Method::POST => {
                 (Verb::Create, "events")

@@ -87,6 +87,7 @@ mod kube {
     mod repair;
     mod rights;
     mod shipped;
+    mod startup_taint;
     mod takeover;
 
     /// One after another.

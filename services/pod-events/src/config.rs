@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::{
     decide::{ClassPattern, Policy, SANDBOXED_RUNTIME_CLASSES, Selectors},
-    labels::Selector,
+    labels::{Selector, TaintKey},
     redirection::{Capture, Group, Ipv6, Loopback, OwnerGroups, Permission, Permissions},
 };
 
@@ -103,6 +103,11 @@ pub const KEYS: &[Key] = &[
         help: "Whether pod-events is ready only while a ztunnel is connected and up to date (true or false)",
     },
     Key {
+        name: "startup_taints",
+        default: Some(""),
+        help: "Keys of taints with which nodes start, separated by commas, for example inpod.io/not-ready: pod-events removes these taints from its Node once pod-events, netconfig and the installer are ready; empty: none, and the Node is not read",
+    },
+    Key {
         name: "plugin_state_dir",
         default: Some("/var/lib/inpod/plugin"),
         help: "The plugin's stateDir, with what it spools while pod-events is away and the lists that it reads then",
@@ -163,6 +168,8 @@ pub struct Config {
     drain_grace_seconds: u32,
     listener_check_seconds: u32,
     pub ready_needs_ztunnel: bool,
+    #[serde(deserialize_with = "inpod_service::list")]
+    pub startup_taints: Vec<TaintKey>,
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub plugin_state_dir: PathBuf,
     #[serde(deserialize_with = "inpod_service::config::parsed")]

@@ -1,4 +1,4 @@
-//! The syntax of labels, and the selector of ztunnel pods.
+//! The syntax of labels and taints, and the selector of ztunnel pods.
 
 use std::str::FromStr;
 
@@ -36,6 +36,35 @@ impl FromStr for Selector {
                 "setting ztunnel_pods: \"{text}\" is not NAMESPACE/LABEL=VALUE, for example istio-system/app=ztunnel"
             )
         })
+    }
+}
+
+/// The key of a start-up taint, such as `inpod.io/not-ready`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaintKey(Box<str>);
+
+impl TaintKey {
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for TaintKey {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if !is_label(text) {
+            return Err(format!(
+                "setting startup_taints: {text:?} is not the key of a taint, for example inpod.io/not-ready"
+            ));
+        }
+        let prefix = text.split_once('/').map_or("", |(prefix, _)| prefix);
+        if prefix == "kubernetes.io" || prefix.ends_with(".kubernetes.io") {
+            return Err(format!(
+                "setting startup_taints: the taint {text:?} belongs to Kubernetes; choose a key such as inpod.io/not-ready"
+            ));
+        }
+        Ok(Self(text.into()))
     }
 }
 

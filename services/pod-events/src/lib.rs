@@ -31,6 +31,7 @@ mod pods;
 pub mod redirection;
 pub mod server;
 pub mod source;
+pub mod startup_taint;
 pub mod status;
 pub mod sync;
 pub mod tasks;
@@ -106,6 +107,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         uninstaller.run(),
     ));
     start_followers(&shared, &registry, &conditions, synced_sender, adoption);
+    startup_taint::start(&shared, &daemon);
     let server = Server {
         registry,
         shared,

@@ -27,7 +27,7 @@ use queue::PatchQueue;
 use rate_limit::RateLimits;
 
 /// The reporting controller of Events and the field manager of patches.
-const REPORTER: &str = "inpod.io/pod-events";
+pub(crate) const REPORTER: &str = "inpod.io/pod-events";
 
 #[derive(Clone, Debug, Default)]
 pub struct StatusReporter {

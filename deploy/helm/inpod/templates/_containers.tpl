@@ -2,6 +2,7 @@
 {{- $values := .Values }}
 {{- $settings := dict "pods_from" "kubernetes" "exclude_namespaces" $values.excludeNamespaces "plugin_state_dir" (printf "%s/plugin" $values.stateDir) "ztunnel_pods" $values.ztunnelPods "dns_capture" $values.ambient.dnsCapture "ipv6_capture" (ternary "auto" "off" $values.ambient.ipv6) "metrics_address" $values.metrics.address "health_address" (include "inpod.healthAddress" (list . "pod-events")) }}
 {{- with $values.ambient.enablementSelectors }}{{ $_ := set $settings "enablement_selectors" . }}{{ end }}
+{{- with $values.startupTaints }}{{ $_ := set $settings "startup_taints" . }}{{ end }}
 {{- if $values.repair.enabled }}{{ $_ := set $settings "peer" $values.splitPeer }}{{ end }}
 - name: pod-events
   {{- include "inpod.image" (list . "pod-events" $values.podEvents.image) | nindent 2 }}

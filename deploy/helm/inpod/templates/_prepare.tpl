@@ -104,6 +104,7 @@ cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- range $name, $value := dict "repair_pods" "repairPods" "label_pods" "labelPods" "delete_pods" "deletePods" "init_container_name" "initContainerName" "broken_pod_label_key" "brokenPodLabelKey" "broken_pod_label_value" "brokenPodLabelValue" }}
 {{- if hasKey (default dict $.repair.settings) $name }}{{ $_ := set $no (printf "repair.settings.%s" $name) (printf "the chart derives the rights from a value; set repair.%s" $value) }}{{ end }}
 {{- end }}
+{{- if hasKey (default dict .podEvents.settings) "startup_taints" }}{{ $_ := set $no "podEvents.settings.startup_taints" "the chart derives the rights from a value; set startupTaints" }}{{ end }}
 {{- $rules := default dict .netconfig.settings }}
 {{- if not (has (toString (default "auto" $rules.backend)) (list "auto" "nftables")) }}{{ $_ := set $no "netconfig.settings.backend" "netconfig writes nf_tables only, for which the kernel needs CONFIG_NF_TABLES_INET, CONFIG_NFT_NAT and CONFIG_NFT_REDIR; remove this value" }}{{ end }}
 {{- if not (regexMatch "^(socket|off|uid:[0-9]{1,10})$" (toString (default "socket" $rules.probe_match))) }}{{ $_ := set $no "netconfig.settings.probe_match" "must be socket, uid:NUMBER or off; instead of kubelet and cgroup:PATH, which were removed, set uid:0, the user of most kubelets" }}{{ end }}

@@ -59,6 +59,23 @@ fn a_role_is_bound_to_its_account_alone() {
 }
 
 #[test]
+fn nodes_are_patched_only_with_startup_taints() {
+    for manifest in manifests() {
+        let roles = of_kind(&manifest, &["ClusterRole"]).into_iter();
+        let mut granted = roles.flat_map(|role| rules(&role));
+        let is_right =
+            |rule: String| rule.starts_with("inpod-pod-events") && rule.contains("[\"nodes\"]");
+        let has_right = granted.any(is_right);
+        let policies = of_kind(&manifest, &["ValidatingAdmissionPolicyBinding"]);
+        let is_bound = policies
+            .iter()
+            .any(|binding| text(binding, "/spec/policyName") == "inpod-pod-events-node");
+        let is_wanted = manifest == "startup-taints";
+        assert_eq!([has_right, is_bound], [is_wanted; 2], "{manifest}");
+    }
+}
+
+#[test]
 fn repair_has_the_verb_of_a_way_only_where_that_is_on() {
     let lines = |manifest: &str| -> BTreeSet<String> {
         let roles = of_kind(manifest, &["ClusterRole"]).into_iter();

@@ -276,6 +276,20 @@ fn an_agents_pod_shares_the_nodes_network_and_pids_and_that_of_repair_shares_not
 }
 
 #[test]
+fn the_agents_pods_tolerate_every_startup_taint() {
+    for platform in &PLATFORMS {
+        for (workload, pod) in pods(platform.name) {
+            let tolerations = list(&pod["spec"], "tolerations");
+            for effect in ["NoSchedule", "NoExecute"] {
+                let any_key = json!({"effect": effect, "operator": "Exists"});
+                let at = format!("{} {workload} {effect}", platform.name);
+                assert!(tolerations.contains(&any_key), "{at}");
+            }
+        }
+    }
+}
+
+#[test]
 fn the_agents_pods_are_known_by_their_labels() {
     for platform in &PLATFORMS {
         let pods = pods(platform.name);

@@ -146,10 +146,11 @@ pub(crate) const OVER: [(&str, &str, &str); 2] = [
     ("repair-delete", "pods", "delete"),
 ];
 
-pub(crate) const PLATFORMS: [Platform; 9] = [
+pub(crate) const PLATFORMS: [Platform; 10] = [
     platform("combined", CONF, BIN),
     platform("split", CONF, BIN),
     platform(REPAIR, CONF, BIN),
+    platform("startup-taints", CONF, BIN),
     platform("gke", CONF, "/home/kubernetes/bin"),
     platform("k3s", K3S, "/var/lib/rancher/k3s/data/cni"),
     platform("k3d", K3S, "/bin"),
@@ -174,7 +175,7 @@ pub(crate) type Rule = (
     &'static [&'static str],
 );
 
-pub(crate) const RULES: [Rule; 11] = [
+pub(crate) const RULES: [Rule; 12] = [
     (
         "inpod-pod-events",
         "",
@@ -190,6 +191,7 @@ pub(crate) const RULES: [Rule; 11] = [
         &[],
         &["create", "patch"],
     ),
+    ("inpod-pod-events", "", &["nodes"], &[], &["get", "patch"]),
     ("inpod-repair", "", &["pods"], &[], &["list", "watch"]),
     (
         "inpod-repair",

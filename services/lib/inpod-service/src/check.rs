@@ -1,15 +1,11 @@
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context as _, bail};
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
 
-use crate::{
-    Service,
-    config::Common,
-    grpc::{LIVE, REASONS},
-};
+use crate::grpc::{LIVE, REASONS};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
@@ -19,13 +15,13 @@ pub(crate) enum Question {
     Live,
 }
 
-/// Asks the running service for its health, over the gRPC socket.
+/// Asks a running service for its health, over the gRPC socket.
 pub(crate) async fn check(
-    service: &Service,
-    common: &Common,
+    run_dir: &Path,
+    component: &str,
     question: Question,
 ) -> anyhow::Result<()> {
-    let socket = crate::socket(&common.run_dir, service.name);
+    let socket = crate::socket(run_dir, component);
     let mut client = HealthClient::new(crate::channel(&socket));
     let mut request = tonic::Request::new(HealthCheckRequest {
         service: match question {
@@ -45,7 +41,7 @@ pub(crate) async fn check(
     let status = answer.into_inner().status();
     if status != ServingStatus::Serving {
         let reasons = String::from_utf8_lossy(&reasons);
-        bail!(describe(service.name, question, status, reasons.trim_end()));
+        bail!(describe(component, question, status, reasons.trim_end()));
     }
     Ok(())
 }

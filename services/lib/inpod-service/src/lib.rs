@@ -166,6 +166,15 @@ impl Daemon {
         channel(&socket(&self.run_dir, component))
     }
 
+    /// Asks another service of the node whether the service is ready.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the service does not answer, or names its unmet conditions.
+    pub async fn check_ready(&self, component: &str) -> anyhow::Result<()> {
+        check::check(&self.run_dir, component, check::Question::Ready).await
+    }
+
     pub fn server(&self) -> Server {
         Server::new(self)
     }
@@ -257,7 +266,11 @@ where
         Command::PrintHelp(text) => return Ok(write!(io::stdout(), "{text}")?),
         Command::PrintConfig(text) => return Ok(write!(io::stdout(), "{text}")?),
         Command::Check(common, question) => {
-            return runtime(builder)?.block_on(check::check(service, &common, question));
+            return runtime(builder)?.block_on(check::check(
+                &common.run_dir,
+                service.name,
+                question,
+            ));
         }
         Command::Run(loaded) => loaded,
     };
