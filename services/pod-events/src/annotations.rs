@@ -1,6 +1,6 @@
-//! Keeps pods' annotations in sync, and sends Events of their failures, when a pod's view or the source changes.
+//! Keeps pods' annotations and conditions in sync, and sends Events of their failures, when a pod's view or the source changes.
 //!
-//! `desired` computes a pod's annotation and selects the failures that are worth an Event.
+//! `desired` computes a pod's annotation and condition, and selects the failures that are worth an Event.
 
 pub(crate) mod desired;
 
@@ -20,8 +20,8 @@ use crate::{
     pod::PodKey,
     status::{
         EventKind,
-        patch::patch,
-        queue::{ANNOTATION_TIMEOUT, PatchOutcome, PatchRequest},
+        patch::{PatchRequest, patch},
+        queue::{ANNOTATION_TIMEOUT, PatchOutcome},
     },
     tasks::{Registry, Shared},
 };
@@ -156,7 +156,7 @@ impl Controller {
             return;
         };
         let result = outcome.name();
-        tracing::debug!(pod = %request.pod, annotation = ?request.annotation, result, "Patched the annotation");
+        tracing::debug!(pod = %request.pod, status = ?request.status, result, "Patched the status");
         self.shared.status.metrics.count_patch(result);
         let now = Instant::now();
         let lag = self.shared.status.queue().complete(&request, outcome, now);
@@ -178,14 +178,14 @@ impl Controller {
     fn report_condition(&mut self) {
         let failures = self.shared.status.queue().failures();
         let condition = match &failures {
-            Some((pods, error)) => Err(format!("cannot annotate {pods} pods: {error}")),
+            Some((pods, error)) => Err(format!("cannot write the status of {pods} pods: {error}")),
             None => Ok(()),
         };
         self.conditions.set(CONDITION, condition);
         let error = failures.map(|(_, error)| error);
         if let Some(message) = error.clone().filter(|_| error != self.error) {
             let failure = Failure::new(Reason::AnnotationFailed, message);
-            tracing::warn!(%failure, "Cannot write annotations of pods; will retry");
+            tracing::warn!(%failure, "Cannot write the status of pods; will retry");
         }
         self.error = error;
     }

@@ -182,7 +182,7 @@ fn expected_annotation(known: &PodInfo) -> String {
         return String::new();
     };
     let status = PodStatus::of(pod, &known.view, &known.decision, true);
-    match status.desired() {
+    match status.desired().annotation {
         Some(mark) => mark.value().unwrap_or_default().to_owned(),
         None => shown_annotation(known),
     }

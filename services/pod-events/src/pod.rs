@@ -1,6 +1,7 @@
 //! Pods and namespaces, reduced to the fields used.
 
 mod capabilities;
+mod condition;
 mod ports;
 
 use std::{
@@ -20,6 +21,7 @@ use crate::{
 };
 
 pub use capabilities::MarkSetter;
+pub use condition::ShownCondition;
 pub use ports::{DeclaredPort, Protocol};
 
 /// The namespace and name of a pod. Several pods may have the same key one after the other.
@@ -52,6 +54,10 @@ pub struct Pod {
     pub addresses: Vec<IpAddr>,
     /// The annotation `ambient.istio.io/redirection`, from any writer.
     pub redirection: Option<String>,
+    /// The condition `inpod.io/InMesh`, from any writer.
+    pub in_mesh: Option<ShownCondition>,
+    /// Set if the pod is Ready only while the condition `inpod.io/InMesh` is true.
+    pub is_gated: bool,
     pub is_ready: bool,
     /// Set once the deletion is requested. The pod may continue to serve for long.
     pub is_terminating: bool,
@@ -208,6 +214,8 @@ impl TryFrom<k8s::Pod> for Pod {
             mark_setters: capabilities::find_mark_setters(&spec),
             addresses: addresses(&status),
             redirection: annotation(keys::REDIRECTION).map(str::to_owned),
+            in_mesh: ShownCondition::of(&status),
+            is_gated: condition::is_gated(&spec),
             is_ready: is_ready(&status),
             is_terminating: meta.deletion_timestamp.is_some(),
         })

@@ -2,6 +2,7 @@
 //!
 //! Nothing waits for the writes. `queue` schedules patches, and the module `annotations` decides on them.
 
+pub(crate) mod condition;
 mod events;
 pub(crate) mod metrics;
 pub(crate) mod patch;
@@ -22,7 +23,7 @@ use crate::source::Source;
 use events::{QUEUE_CAPACITY, QueuedEvent};
 pub use kube::runtime::events::EventType as EventKind;
 use metrics::StatusMetrics;
-pub(crate) use patch::Annotation;
+pub(crate) use patch::{Annotation, DesiredStatus};
 use queue::PatchQueue;
 use rate_limit::RateLimits;
 

@@ -55,6 +55,8 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
         mark_setters: Vec::new(),
         addresses: Vec::new(),
         redirection: None,
+        in_mesh: None,
+        is_gated: false,
         is_ready: false,
         is_terminating: false,
     }

@@ -1,5 +1,5 @@
-//! With the chart's roles, policy and a node's token, pod-events may change one annotation of the node's pods and
-//! report Events about pods, nothing else.
+//! With the chart's roles, policy and a node's token, pod-events may change one annotation and one condition of the node's
+//! pods and report Events about pods, nothing else.
 
 use std::{
     sync::{
@@ -173,11 +173,56 @@ fn labels_finalizers_owners_and_status_are_refused() {
     for change in [
         json!({"metadata": {"labels": {"app": "bank"}}}),
         json!({"metadata": {"finalizers": ["example.com/stay"]}}),
-        json!({"status": {"phase": "Failed"}}),
-        json!({"status": {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}}),
     ] {
         agent.refuses("web", &change, "nothing of a pod but an annotation");
     }
+    for status in [
+        json!({"phase": "Failed"}),
+        json!({"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}),
+        json!({"conditions": [{"type": "Ready", "status": "True"}]}),
+    ] {
+        let words = "nothing of a pod's status but the condition";
+        agent.refuses("web", &json!({"status": status}), words);
+    }
+}
+
+/// Returns a strategic merge patch of a pod's conditions, which merges by type.
+fn conditions(all: &Value) -> ((&'static str, &'static str), Value) {
+    let how = ("PATCH", "application/strategic-merge-patch+json");
+    (how, json!({"status": {"conditions": all}}))
+}
+
+#[test]
+fn only_the_condition_of_the_mesh_is_set_changed_and_removed() {
+    let agent = Agent::new();
+    let path = format!("{}/status", agent.path("web"));
+    let ready = conditions(&json!([{"type": "Ready", "status": "False"}]));
+    let as_kubelet = agent.server.ask_as("admin", ready.0, &path, &ready.1);
+    as_kubelet.unwrap();
+    let ask = |all: Value| {
+        let (how, change) = conditions(&all);
+        agent.server.ask_as(&agent.token, how, &path, &change)
+    };
+    let kind = "inpod.io/InMesh";
+    for status in ["False", "True"] {
+        let pod = ask(json!([{"type": kind, "status": status}])).unwrap();
+        let all = pod["status"]["conditions"].as_array().unwrap();
+        let shown = |of: &str| all.iter().find(|it| it["type"] == of).unwrap()["status"].clone();
+        assert_eq!(shown(kind), status);
+        assert_eq!(shown("Ready"), "False");
+        for other in [
+            json!([{"type": "Ready", "status": "True"}]),
+            json!([{"type": "Ready", "$patch": "delete"}]),
+            json!([{"type": "example.com/Other", "status": "True"}]),
+            json!([{"type": kind, "status": "Unknown"}, {"type": "Ready", "status": "True"}]),
+        ] {
+            let refused = ask(other.clone()).unwrap_err().to_string();
+            let words = "nothing of a pod's status but the condition";
+            assert!(refused.contains(words), "{other}: {refused}");
+        }
+    }
+    let pod = ask(json!([{"type": kind, "$patch": "delete"}])).unwrap();
+    assert_eq!(pod["status"]["conditions"].as_array().unwrap().len(), 1);
 }
 
 #[test]

@@ -42,6 +42,9 @@ pub const REDIRECTION_ENABLED: &str = "enabled";
 /// The value of [`REDIRECTION`] before a ztunnel has acknowledged the pod.
 pub const REDIRECTION_PENDING: &str = "pending";
 
+/// The pod condition and readiness gate: whether the pod is proven to be in the mesh.
+pub const IN_MESH: &str = "inpod.io/InMesh";
+
 // Keys of inpod itself, of `repair` and of the uninstall.
 
 /// Pod label written by `repair`, if permitted (Istio's `REPAIR_BROKEN_POD_LABEL_KEY`), on a pod that started and is

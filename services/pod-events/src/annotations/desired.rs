@@ -10,9 +10,14 @@ use crate::{
     checkpoint::{Intent, Record},
     decide::Decision,
     pod::Pod,
-    status::{Annotation, EventKind},
+    status::{
+        Annotation, DesiredStatus, EventKind,
+        condition::{Condition, DesiredCondition},
+    },
     tasks::{View, is_transient},
 };
+
+const NOT_IN_MESH: &str = "The pod is not in the mesh";
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PodStatus<'a> {
@@ -76,8 +81,56 @@ impl<'a> PodStatus<'a> {
         serves.then_some(&record.sandbox)
     }
 
+    pub(crate) fn desired(&self) -> DesiredStatus {
+        DesiredStatus {
+            annotation: self.annotation(),
+            condition: self.condition(),
+        }
+    }
+
+    /// Returns the condition about the proof of the pod's membership; `None` if any value is acceptable. A
+    /// pod that is not to be in the mesh has the condition only if the pod is gated.
+    fn condition(&self) -> Option<DesiredCondition> {
+        let ends = self.pod.terminal || self.pod.is_terminating;
+        let wanted = self.decision.enrollment;
+        if ends || wanted == Enrollment::Unknown {
+            return None;
+        }
+        if wanted == Enrollment::None {
+            if self.is_enrolled() {
+                // The pod is about to leave, and one patch then changes annotation and condition.
+                return None;
+            }
+            let reason = self.decision.reason;
+            let unmet = || DesiredCondition::Set(Condition::unmet(reason, NOT_IN_MESH));
+            return Some(if self.pod.is_gated {
+                unmet()
+            } else {
+                DesiredCondition::Absent
+            });
+        }
+        if let Some(failure) = self.failure {
+            return Some(DesiredCondition::Set(Condition::failed(failure)));
+        }
+        // Another agent's rules, and rules from before this process, are not proven yet.
+        let is_proven = self.adopted && self.is_enrolled();
+        is_proven.then(|| {
+            let reason = self.decision.reason;
+            DesiredCondition::Set(Condition::met(reason, self.proof()))
+        })
+    }
+
+    fn proof(&self) -> &'static str {
+        let uses_sidecar = self.record.is_some_and(Record::uses_sidecar);
+        if uses_sidecar {
+            "The rules were read back from the kernel"
+        } else {
+            "ztunnel has acknowledged the pod, and the rules were read back from the kernel"
+        }
+    }
+
     /// Returns `None` if any value is acceptable.
-    pub(crate) fn desired(&self) -> Option<Annotation> {
+    fn annotation(&self) -> Option<Annotation> {
         use Annotation::{Absent, Enabled, Pending};
 
         let wanted = self.decision.enrollment;
@@ -199,7 +252,7 @@ mod tests {
 
         #[track_caller]
         fn expect(&self, desired: Option<Annotation>) {
-            assert_eq!(self.status().desired(), desired, "{:?}", self.view);
+            assert_eq!(self.status().annotation(), desired, "{:?}", self.view);
         }
     }
 
@@ -279,6 +332,61 @@ mod tests {
         assert_eq!((kind, reason), expected);
         assert!(message.contains("kata-qemu"), "{message}");
         assert_eq!(sandboxed.event(&mut reported), None);
+    }
+
+    /// Returns the status and the reason of the condition; `None` for the removal of the condition.
+    fn condition(case: &Case) -> Option<Option<(String, String)>> {
+        let desired = case.status().condition()?;
+        let shown = desired.shown().cloned();
+        Some(shown.map(|shown| (shown.status, shown.reason)))
+    }
+
+    #[track_caller]
+    fn expect_condition(case: &Case, status: &str, reason: &str) {
+        let expected = Some(Some((status.to_owned(), reason.to_owned())));
+        assert_eq!(condition(case), expected, "{:?}", case.view);
+    }
+
+    #[test]
+    fn a_condition_is_true_only_for_a_proven_pod() {
+        let mut proven = case(enrolled());
+        expect_condition(&proven, "True", "LabelOnPod");
+        proven.adopted = false;
+        assert_eq!(condition(&proven), None, "not verified by this process");
+        for intent in [Intent::Out, Intent::Enrolling, Intent::Adopted] {
+            assert_eq!(condition(&case(intent.clone())), None, "{intent:?}");
+            let refused = case(intent).failed(Reason::ZtunnelRefused);
+            expect_condition(&refused, "False", "ZtunnelRefused");
+        }
+        let mut unserved = case(enrolled());
+        let failure = Failure::new(Reason::ZtunnelLost, "gone");
+        unserved.view.unserved = Some(Arc::new(failure));
+        expect_condition(&unserved, "False", "ZtunnelLost");
+        let mut taken = case(enrolled());
+        taken.view.blocked = Some(Failure::new(Reason::ListenerTaken, "pid 7"));
+        expect_condition(&taken, "False", "ListenerTaken");
+        expect_condition(
+            &case(enrolled()).failed(Reason::RulesContested),
+            "False",
+            "RulesContested",
+        );
+        assert_eq!(condition(&case(enrolled()).terminating()), None);
+        assert_eq!(condition(&case(enrolled()).terminal()), None);
+    }
+
+    #[test]
+    fn a_pod_outside_the_mesh_has_a_condition_only_if_asked_for() {
+        let outside = || case(Intent::Out).wanted(Enrollment::None);
+        assert_eq!(condition(&outside()), Some(None));
+        let unannounced = case(enrolled()).wanted(Enrollment::None);
+        assert_eq!(condition(&unannounced), None);
+        let leaving = case(Intent::Announcing).wanted(Enrollment::None);
+        assert_eq!(condition(&leaving), Some(None));
+        let mut gated = outside();
+        gated.pod.is_gated = true;
+        gated.decision.reason = Reason::HostNetwork;
+        expect_condition(&gated, "False", "HostNetwork");
+        assert_eq!(condition(&outside().wanted(Enrollment::Unknown)), None);
     }
 
     #[test]

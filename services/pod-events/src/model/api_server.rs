@@ -1,4 +1,5 @@
-//! The API server as seen by pod-events: the server takes patches of pods' annotations, and no Events.
+//! The API server as seen by pod-events: the server takes patches of pods' annotations and conditions,
+//! and no Events.
 
 use std::{future::pending, io};
 
@@ -10,6 +11,7 @@ use serde_json::Value;
 use tonic::codegen::Bytes;
 
 use super::node::{NAMES, Node, Patching, SharedNode, uid};
+use crate::pod::ShownCondition;
 
 const POD: &str = r#"{"apiVersion":"v1","kind":"Pod","metadata":{}}"#;
 
@@ -56,9 +58,15 @@ fn patch(node: &SharedNode, pod: usize, change: &Value) -> Option<StatusCode> {
     let mut node = node.lock();
     node.count_call();
     node.step();
-    let annotation = change["metadata"]["annotations"][keys::REDIRECTION].as_str();
+    let annotation = change["metadata"]["annotations"].get(keys::REDIRECTION);
+    let condition = change.pointer("/status/conditions/0").map(condition);
     let patching = node.patching;
-    node.note(|| format!("  Patch {} {annotation:?}  ({patching:?})", NAMES[pod]));
+    node.note(|| {
+        format!(
+            "  Patch {} {annotation:?} {condition:?} ({patching:?})",
+            NAMES[pod]
+        )
+    });
     if node.dead || patching == Patching::Hangs {
         return None;
     }
@@ -70,8 +78,14 @@ fn patch(node: &SharedNode, pod: usize, change: &Value) -> Option<StatusCode> {
     if !object.shown || !is_same {
         return Some(StatusCode::NOT_FOUND);
     }
-    object.annotation = annotation.map(str::to_owned);
-    if object.is_announced() {
+    if let Some(annotation) = annotation {
+        object.annotation = annotation.as_str().map(str::to_owned);
+    }
+    let is_proven = matches!(&condition, Some(Some(it)) if it.status == "True");
+    if let Some(condition) = condition {
+        object.condition = condition;
+    }
+    if (annotation.is_some() && object.is_announced()) || (is_proven && !object.sidecar) {
         check_acknowledged(&mut node, pod);
     }
     node.publish();
@@ -85,7 +99,17 @@ fn patch(node: &SharedNode, pod: usize, change: &Value) -> Option<StatusCode> {
     })
 }
 
-/// Checks that ztunnel serves an annotated pod, because peers that see the annotation use HBONE with the pod.
+/// Returns the condition after the patch.
+fn condition(patch: &Value) -> Option<ShownCondition> {
+    let text = |name: &str| patch[name].as_str().map(str::to_owned);
+    Some(ShownCondition {
+        status: text("status")?,
+        reason: text("reason")?,
+    })
+}
+
+/// Checks that ztunnel serves a pod with the annotation or a true condition, because peers that see the annotation
+/// use HBONE with the pod.
 fn check_acknowledged(node: &mut Node, pod: usize) {
     let generation = node.pods[pod].generation;
     let mut sandboxes = node.sandboxes.iter();
@@ -94,7 +118,7 @@ fn check_acknowledged(node: &mut Node, pod: usize) {
     if !is_served {
         let name = NAMES[pod];
         node.violate(format!(
-            "{name} is annotated before ztunnel has acknowledged it"
+            "{name} is announced before ztunnel has acknowledged it"
         ));
     }
 }

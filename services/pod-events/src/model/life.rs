@@ -952,6 +952,7 @@ impl Driver<'_> {
                 let object = &mut node.pods[pod];
                 object.shown = shown && object.generation > 0;
                 object.annotation.take_if(|_| !shown);
+                object.condition.take_if(|_| !shown);
             }
             Op::Recreate { pod, labelled } => {
                 let generation = node.pods[pod].generation + 1;

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, mpsc, watch};
 
 use crate::{
     inventory::Inventory,
-    pod::{Pod, PodKey},
+    pod::{Pod, PodKey, ShownCondition},
     testing,
 };
 
@@ -115,6 +115,7 @@ pub(super) struct Object {
     pub(super) address_of: Option<usize>,
     pub(super) sidecar: bool,
     pub(super) annotation: Option<String>,
+    pub(super) condition: Option<ShownCondition>,
 }
 
 impl Object {
@@ -601,6 +602,7 @@ fn shown(index: usize, object: &Object) -> Pod {
     }
     pod.injection = object.sidecar.then(|| Arc::new(testing::injection()));
     pod.redirection.clone_from(&object.annotation);
+    pod.in_mesh.clone_from(&object.condition);
     pod.terminal = object.terminal;
     pod.is_terminating = object.terminating;
     pod.addresses.extend(

@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-use inpod_types::keys;
-use k8s_openapi::api::core::v1 as k8s;
+use inpod_types::{PodRef, keys};
+use k8s_openapi::{api::core::v1 as k8s, jiff::Timestamp};
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
     core::PartialObjectMeta,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::queue::{PatchOutcome, PatchRequest};
+use super::{condition::DesiredCondition, queue::PatchOutcome};
+use crate::pod::ShownCondition;
 
 const PATCH_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -35,14 +36,45 @@ impl Annotation {
     }
 }
 
+/// The parts of a pod that inpod writes. A part that is `None` may have any value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DesiredStatus {
+    pub(crate) annotation: Option<Annotation>,
+    pub(crate) condition: Option<DesiredCondition>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PatchRequest {
+    pub(crate) pod: PodRef,
+    pub(crate) status: DesiredStatus,
+    /// The condition before the patch.
+    pub(crate) condition_before: Option<ShownCondition>,
+}
+
+impl PatchRequest {
+    /// Returns a strategic merge patch.
+    fn to_patch(&self, now: Timestamp) -> Value {
+        let uid = self.pod.uid.as_str();
+        let metadata = match self.status.annotation {
+            Some(annotation) => {
+                json!({"uid": uid, "annotations": {keys::REDIRECTION: annotation.value()}})
+            }
+            None => json!({"uid": uid}),
+        };
+        let Some(condition) = &self.status.condition else {
+            return json!({"metadata": metadata});
+        };
+        let condition = condition.to_patch(self.condition_before.as_ref(), now);
+        json!({"metadata": metadata, "status": {"conditions": [condition]}})
+    }
+}
+
 /// Patches the subresource `pods/status`, because permission for the subresource grants no write access to labels and
 /// spec.
 pub(crate) async fn patch(client: Client, request: PatchRequest) -> (PatchRequest, PatchOutcome) {
     let pod = &request.pod;
     let api = Api::<PartialObjectMeta<k8s::Pod>>::namespaced(client, pod.namespace.as_str());
-    let annotations = json!({keys::REDIRECTION: request.annotation.value()});
-    let metadata = json!({"uid": pod.uid.as_str(), "annotations": annotations});
-    let change = Patch::Merge(json!({"metadata": metadata}));
+    let change = Patch::Strategic(request.to_patch(Timestamp::now()));
     let params = PatchParams::apply(super::REPORTER);
     let patched = api.patch_status(pod.name.as_str(), &params, &change);
     let outcome = match timeout(PATCH_TIMEOUT, patched).await {

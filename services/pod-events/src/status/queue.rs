@@ -1,4 +1,4 @@
-//! The annotations of the node's pods, and their patches. The queue performs no I/O and receives the current time from
+//! The annotations and conditions of the node's pods, and their patches. The queue performs no I/O and receives the current time from
 //! its callers.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -6,8 +6,12 @@ use std::{collections::BTreeMap, time::Duration};
 use inpod_types::{PodRef, SandboxRef};
 use tokio::time::Instant;
 
-use super::Annotation;
-use crate::pod::Pod;
+use super::{
+    Annotation,
+    condition::DesiredCondition,
+    patch::{DesiredStatus, PatchRequest},
+};
+use crate::pod::{Pod, ShownCondition};
 
 const MAX_IN_FLIGHT: usize = 8;
 
@@ -30,12 +34,6 @@ const REFUSAL_LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct PatchQueue(BTreeMap<PodRef, Entry>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PatchRequest {
-    pub(crate) pod: PodRef,
-    pub(crate) annotation: Annotation,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PatchOutcome {
     Accepted,
     /// The API server no longer has the pod.
@@ -47,15 +45,17 @@ pub(crate) enum PatchOutcome {
 
 #[derive(Debug, Default)]
 struct Entry {
-    observed: Option<String>,
-    desired: Option<Annotation>,
+    observed: Shown,
+    desired: DesiredStatus,
     /// The time of the last change of the desired value, or of the last observation in sync.
     since: Option<Instant>,
     in_flight: bool,
     /// Set if a patch after the last accepted patch was not answered and may have been written.
     was_unanswered: bool,
-    /// The last accepted value, which counts until the given time or until the watch shows another value than before.
-    accepted: Option<(Annotation, Instant)>,
+    /// The last accepted values, which count until the given time or until the watch shows other values than before.
+    accepted: Option<(DesiredStatus, Instant)>,
+    /// Set once a patch of both parts was refused: an admission policy of an earlier release allows only the annotation.
+    is_split: bool,
     is_gone: bool,
     /// The delay after the next failure.
     retry_delay: Duration,
@@ -67,6 +67,22 @@ struct Entry {
     unannotated: Option<(SandboxRef, Instant)>,
     /// The last sandbox that was reported as unannotated.
     reported: Option<SandboxRef>,
+}
+
+/// The values that the watch shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Shown {
+    annotation: Option<String>,
+    condition: Option<ShownCondition>,
+}
+
+impl Shown {
+    fn of(pod: &Pod) -> Self {
+        Self {
+            annotation: pod.redirection.clone(),
+            condition: pod.in_mesh.clone(),
+        }
+    }
 }
 
 impl PatchOutcome {
@@ -86,24 +102,62 @@ impl Entry {
         self.in_flight || self.was_unanswered
     }
 
-    /// Returns whether the pod is known to have the value, given the value that the watch shows.
-    fn has_value(&self, annotation: Annotation, observed: Option<&str>, now: Instant) -> bool {
-        let is_unchanged = self.observed.as_deref() == observed;
-        let accepted = self
-            .accepted
-            .filter(|(_, until)| is_unchanged && now < *until);
-        let is_shown = annotation.value() == observed;
-        !self.is_uncertain() && accepted.map_or(is_shown, |(value, _)| value == annotation)
+    /// Returns the accepted values that count, given the values that the watch shows.
+    fn accepted(&self, shown: &Shown, now: Instant) -> Option<&DesiredStatus> {
+        let accepted = self.accepted.as_ref();
+        let accepted = accepted.filter(|(_, until)| self.observed == *shown && now < *until);
+        accepted.map(|(status, _)| status)
+    }
+
+    /// Returns whether the pod is known to have the annotation.
+    fn has_annotation(&self, annotation: Annotation, shown: &Shown, now: Instant) -> bool {
+        let accepted = self.accepted(shown, now).and_then(|it| it.annotation);
+        let is_shown = annotation.value() == shown.annotation.as_deref();
+        !self.is_uncertain() && accepted.map_or(is_shown, |value| value == annotation)
+    }
+
+    /// Returns the condition that the pod has as far as is known.
+    fn known_condition(&self, now: Instant) -> Option<&ShownCondition> {
+        let accepted = self.accepted(&self.observed, now);
+        let accepted = accepted.and_then(|it| it.condition.as_ref());
+        let shown = self.observed.condition.as_ref();
+        accepted.map_or(shown, DesiredCondition::shown)
+    }
+
+    fn is_annotation_satisfied(&self, now: Instant) -> bool {
+        let has = |annotation| self.has_annotation(annotation, &self.observed, now);
+        self.desired.annotation.is_none_or(has)
+    }
+
+    fn is_condition_satisfied(&self, now: Instant) -> bool {
+        let has = |desired: &DesiredCondition| {
+            !self.is_uncertain() && desired.shown() == self.known_condition(now)
+        };
+        self.desired.condition.as_ref().is_none_or(has)
     }
 
     fn is_satisfied(&self, now: Instant) -> bool {
-        let has_value = |annotation| self.has_value(annotation, self.observed.as_deref(), now);
-        self.is_gone || self.desired.is_none_or(has_value)
+        self.is_gone || (self.is_annotation_satisfied(now) && self.is_condition_satisfied(now))
     }
 
-    fn is_withdrawn(&self, observed: Option<&str>, now: Instant) -> bool {
-        let stays_out = !self.is_uncertain() && self.desired != Some(Annotation::Enabled);
-        self.is_gone || (stays_out && !self.has_value(Annotation::Enabled, observed, now))
+    fn is_withdrawn(&self, shown: &Shown, now: Instant) -> bool {
+        let stays_out =
+            !self.is_uncertain() && self.desired.annotation != Some(Annotation::Enabled);
+        self.is_gone || (stays_out && !self.has_annotation(Annotation::Enabled, shown, now))
+    }
+
+    /// Returns the parts of the next patch: what is not satisfied yet.
+    fn next_patch(&self, now: Instant) -> DesiredStatus {
+        let desired = &self.desired;
+        let annotation = desired
+            .annotation
+            .filter(|_| !self.is_annotation_satisfied(now));
+        let waits = self.is_split && annotation.is_some();
+        let is_due = !waits && !self.is_condition_satisfied(now);
+        DesiredStatus {
+            annotation,
+            condition: desired.condition.clone().filter(|_| is_due),
+        }
     }
 
     /// Returns whether the entry equals a new entry in effect.
@@ -124,9 +178,9 @@ impl Entry {
     }
 
     /// Updates the values. Only a changed desired value cuts a retry delay short.
-    fn observe(&mut self, observed: Option<&str>, desired: Option<Annotation>, now: Instant) {
-        if self.observed.as_deref() != observed {
-            (self.observed, self.accepted) = (observed.map(str::to_owned), None);
+    fn observe(&mut self, observed: Shown, desired: DesiredStatus, now: Instant) {
+        if self.observed != observed {
+            (self.observed, self.accepted) = (observed, None);
         }
         let is_changed = self.desired != desired;
         self.desired = desired;
@@ -143,8 +197,9 @@ impl Entry {
     /// Returns whether the pod has the annotation as far as is known: the watch may show it before the patch is
     /// answered.
     fn is_annotated(&self, now: Instant) -> bool {
-        let (enabled, observed) = (Annotation::Enabled, self.observed.as_deref());
-        enabled.value() == observed || self.has_value(enabled, observed, now)
+        let enabled = Annotation::Enabled;
+        enabled.value() == self.observed.annotation.as_deref()
+            || self.has_annotation(enabled, &self.observed, now)
     }
 
     fn track_unannotated(&mut self, serving_sandbox: Option<&SandboxRef>, now: Instant) {
@@ -171,17 +226,16 @@ impl Entry {
 }
 
 impl PatchQueue {
-    /// Updates a pod. `desired` is `None` if any value is acceptable. In `serving_sandbox`, the pod is Ready and in the mesh.
+    /// Updates a pod. In `serving_sandbox`, the pod is Ready and in the mesh.
     pub(crate) fn observe(
         &mut self,
         pod: &Pod,
-        desired: Option<Annotation>,
+        desired: DesiredStatus,
         serving_sandbox: Option<&SandboxRef>,
         now: Instant,
     ) {
-        let observed = pod.redirection.as_deref();
         let entry = self.0.entry(pod.pod.clone()).or_default();
-        entry.observe(observed, desired, now);
+        entry.observe(Shown::of(pod), desired, now);
         entry.track_unannotated(serving_sandbox, now);
         if entry.is_idle(now) {
             self.0.remove(&pod.pod);
@@ -199,9 +253,13 @@ impl PatchQueue {
         let due = self.0.iter_mut().filter(|(_, entry)| entry.is_due(now));
         let oldest = due.min_by_key(|(_, entry)| entry.since);
         let (pod, entry) = oldest.filter(|_| in_flight < MAX_IN_FLIGHT)?;
-        let (pod, annotation) = (pod.clone(), entry.desired?);
+        let request = PatchRequest {
+            pod: pod.clone(),
+            status: entry.next_patch(now),
+            condition_before: entry.known_condition(now).cloned(),
+        };
         entry.in_flight = true;
-        Some(PatchRequest { pod, annotation })
+        Some(request)
     }
 
     /// Completes a patch. Returns how long the write of the desired value took, if the patch wrote the value.
@@ -216,18 +274,29 @@ impl PatchQueue {
         let refused_since = entry.refused_since.take();
         match outcome {
             PatchOutcome::Accepted => {
-                entry.accepted = Some((request.annotation, now + WATCH_LAG_TIMEOUT));
+                let before = entry.accepted(&entry.observed, now).cloned();
+                let before = before.unwrap_or_default();
+                let accepted = DesiredStatus {
+                    annotation: request.status.annotation.or(before.annotation),
+                    condition: request.status.condition.clone().or(before.condition),
+                };
+                entry.accepted = Some((accepted, now + WATCH_LAG_TIMEOUT));
                 (entry.was_unanswered, entry.error) = (false, None);
                 (entry.retry_at, entry.retry_delay) = (None, Duration::ZERO);
                 let is_annotated = entry.is_annotated(now);
                 entry.unannotated.take_if(|_| is_annotated);
-                let is_desired = entry.desired == Some(request.annotation);
-                let since = entry.since.filter(|_| is_desired)?;
+                let is_satisfied = entry.is_satisfied(now);
+                let since = entry.since.filter(|_| is_satisfied)?;
                 return Some(now.saturating_duration_since(since));
             }
             PatchOutcome::Gone => (entry.is_gone, entry.error) = (true, None),
             PatchOutcome::Refused(message) => {
                 entry.refused_since = refused_since.or(Some(now));
+                let DesiredStatus {
+                    annotation,
+                    condition,
+                } = &request.status;
+                entry.is_split |= annotation.is_some() && condition.is_some();
                 entry.retry_later(message, now);
             }
             PatchOutcome::Unanswered(message) => {
@@ -242,7 +311,7 @@ impl PatchQueue {
     /// completion of another patch.
     pub(crate) fn next_wakeup(&self, now: Instant) -> Option<Instant> {
         let times = self.0.values().flat_map(|entry| {
-            let accepted_until = entry.accepted.map(|(_, until)| until);
+            let accepted_until = entry.accepted.as_ref().map(|(_, until)| *until);
             [entry.retry_at, accepted_until, entry.event_due_at()]
         });
         times.flatten().filter(|at| *at > now).min()
@@ -269,7 +338,7 @@ impl PatchQueue {
     pub(crate) fn is_withdrawn(&self, pod: &Pod, now: Instant) -> bool {
         let unknown = Entry::default();
         let entry = self.0.get(&pod.pod).unwrap_or(&unknown);
-        entry.is_withdrawn(pod.redirection.as_deref(), now)
+        entry.is_withdrawn(&Shown::of(pod), now)
     }
 
     /// Returns whether the API server refuses to change the annotation, apparently for good.

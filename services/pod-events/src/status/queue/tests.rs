@@ -1,5 +1,7 @@
+use inpod_types::Reason;
+
 use super::*;
-use crate::testing;
+use crate::{status::condition::Condition, testing};
 use Annotation::{Absent, Enabled, Pending};
 
 const ENABLED: Option<&str> = Some("enabled");
@@ -13,6 +15,14 @@ fn annotated(name: &str, observed: Option<&str>) -> Pod {
     Pod {
         redirection: observed.map(str::to_owned),
         ..testing::pod("shop", name)
+    }
+}
+
+/// Returns a status whose condition may have any value.
+fn annotation(value: Annotation) -> DesiredStatus {
+    DesiredStatus {
+        annotation: Some(value),
+        condition: None,
     }
 }
 
@@ -39,18 +49,19 @@ impl Fixture {
 
     fn observe(&mut self, observed: Option<&str>, desired: Annotation) {
         let pod = annotated("web", observed);
-        self.queue.observe(&pod, Some(desired), None, self.now);
+        self.queue
+            .observe(&pod, annotation(desired), None, self.now);
     }
 
     fn serve(&mut self, container_id: &str, observed: Option<&str>) {
         let pod = annotated("web", observed);
         let sandbox = testing::sandbox(container_id);
-        let desired = Some(Enabled);
-        self.queue.observe(&pod, desired, Some(&sandbox), self.now);
+        self.queue
+            .observe(&pod, annotation(Enabled), Some(&sandbox), self.now);
     }
 
     fn next(&mut self) -> Option<Annotation> {
-        Some(self.queue.next(self.now)?.annotation)
+        self.queue.next(self.now)?.status.annotation
     }
 
     /// Sends the next patch and completes the patch at once.
@@ -59,9 +70,12 @@ impl Fixture {
         self.queue.complete(&request, outcome, self.now);
     }
 
-    fn answer(&mut self, annotation: Annotation, outcome: PatchOutcome) -> Option<Duration> {
-        let pod = annotated("web", None).pod;
-        let request = PatchRequest { pod, annotation };
+    fn answer(&mut self, written: Annotation, outcome: PatchOutcome) -> Option<Duration> {
+        let request = PatchRequest {
+            pod: annotated("web", None).pod,
+            status: annotation(written),
+            condition_before: None,
+        };
         self.queue.complete(&request, outcome, self.now)
     }
 
@@ -73,6 +87,83 @@ impl Fixture {
     fn count_late(&mut self) -> usize {
         self.queue.take_late(self.now).len()
     }
+}
+
+/// Returns the desired status of an enrolled pod with or without a failure.
+fn both(reason: Option<Reason>) -> DesiredStatus {
+    let condition = match reason {
+        None => Condition::met(Reason::LabelOnPod, "in the mesh"),
+        Some(reason) => Condition::unmet(reason, "not in the mesh"),
+    };
+    DesiredStatus {
+        condition: Some(DesiredCondition::Set(condition)),
+        ..annotation(Enabled)
+    }
+}
+
+/// Returns the pod as the watch shows it after the status was written.
+fn showing(status: &DesiredStatus) -> Pod {
+    let condition = status.condition.as_ref();
+    Pod {
+        in_mesh: condition.and_then(DesiredCondition::shown).cloned(),
+        ..annotated("web", status.annotation.and_then(Annotation::value))
+    }
+}
+
+#[test]
+fn a_condition_is_written_with_the_annotation_and_once_per_change() {
+    let mut fixture = Fixture::new();
+    let (now, met) = (fixture.now, both(None));
+    let mut shown = annotated("web", None);
+    for status in [&met, &both(Some(Reason::ZtunnelRefused)), &met] {
+        for pod in [&shown, &showing(status)] {
+            fixture.queue.observe(pod, status.clone(), None, now);
+            let request = fixture.queue.next(now);
+            assert_eq!(request.is_some(), *pod == shown, "{status:?}");
+            if let Some(request) = request {
+                assert_eq!(request.status.condition, status.condition);
+                let is_first = shown.redirection.is_none();
+                assert_eq!(request.status.annotation.is_some(), is_first);
+                assert_eq!(request.condition_before, shown.in_mesh);
+                fixture
+                    .queue
+                    .complete(&request, PatchOutcome::Accepted, now);
+                assert_eq!(fixture.queue.next(now), None, "the watch lags");
+            }
+        }
+        shown = showing(status);
+    }
+    let other_text = Condition::met(Reason::LabelOnPod, "in the mesh since today");
+    let other_text = DesiredStatus {
+        condition: Some(DesiredCondition::Set(other_text)),
+        ..annotation(Enabled)
+    };
+    fixture.queue.observe(&shown, other_text, None, now);
+    assert_eq!(fixture.queue.next(now), None, "only the message differs");
+    let removed = DesiredStatus {
+        condition: Some(DesiredCondition::Absent),
+        ..annotation(Enabled)
+    };
+    fixture.queue.observe(&shown, removed.clone(), None, now);
+    let request = fixture.queue.next(now).unwrap();
+    assert_eq!(request.status.condition, removed.condition);
+}
+
+#[test]
+fn an_annotation_is_written_where_conditions_are_refused() {
+    let mut fixture = Fixture::new();
+    fixture
+        .queue
+        .observe(&annotated("web", None), both(None), None, fixture.now);
+    fixture.patch(refused());
+    fixture.after(RETRY_INTERVAL[1]);
+    let request = fixture.queue.next(fixture.now).unwrap();
+    assert_eq!(request.status, annotation(Enabled));
+    let (queue, now) = (&mut fixture.queue, fixture.now);
+    queue.complete(&request, PatchOutcome::Accepted, now);
+    let request = queue.next(now).unwrap();
+    assert_eq!(request.status.annotation, None);
+    assert_eq!(request.status.condition, both(None).condition);
 }
 
 #[test]
@@ -190,7 +281,7 @@ fn eight_patches_are_in_flight_at_once_and_the_oldest_is_first() {
     let mut fixture = Fixture::new();
     for number in (0..20).rev() {
         let pod = annotated(&format!("web-{number:02}"), None);
-        let desired = Some(Enabled);
+        let desired = annotation(Enabled);
         fixture.queue.observe(&pod, desired, None, fixture.now);
         fixture.after(Duration::from_millis(1));
     }

@@ -175,6 +175,8 @@ fn placeholder_pod((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Fa
         requested: Requested::default(),
         addresses: Vec::new(),
         redirection: None,
+        in_mesh: None,
+        is_gated: false,
         is_ready: false,
         is_terminating: false,
         ports: Vec::new(),
