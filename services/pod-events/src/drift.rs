@@ -106,6 +106,13 @@ impl RepairBackoff {
         (until > now).then_some(until)
     }
 
+    /// Returns until when another agent may yet undo a repair that was delayed; `None` if no proof is missing. An agent
+    /// that fights over the rules undoes a repair within the shortest delay.
+    pub fn unproven_until(&self, now: Instant) -> Option<Instant> {
+        let until = self.last? + MIN_DELAY;
+        (self.repairs > IMMEDIATE_REPAIRS && until > now).then_some(until)
+    }
+
     fn wait(&self) -> Duration {
         let delayed = self.repairs.checked_sub(IMMEDIATE_REPAIRS);
         delayed.map_or(Duration::ZERO, |delayed| {
@@ -144,6 +151,18 @@ mod tests {
         assert!((1..=3).contains(&next_minute), "{next_minute}");
         let next_hour = made_in(&mut repair_backoff, 3600).await;
         assert!((10..=20).contains(&next_hour), "{next_hour}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_delayed_repair_needs_proof() {
+        let mut repair_backoff = RepairBackoff::default();
+        assert_eq!(made_in(&mut repair_backoff, 5).await, 5);
+        assert_eq!(repair_backoff.unproven_until(Instant::now()), None);
+        tokio::time::advance(MIN_DELAY).await;
+        repair_backoff.record_repair(Instant::now());
+        let proven = Instant::now() + MIN_DELAY;
+        assert_eq!(repair_backoff.unproven_until(Instant::now()), Some(proven));
+        assert_eq!(repair_backoff.unproven_until(proven), None);
     }
 
     #[tokio::test(start_paused = true)]

@@ -41,9 +41,20 @@ impl Task {
         self.reclaim().await
     }
 
+    fn is_contested(&self) -> bool {
+        let is_contested = |failure: &Failure| failure.reason == Reason::RulesContested;
+        self.failure.as_ref().is_some_and(is_contested)
+    }
+
+    /// Returns until when a failure stays although the rules are repaired. Otherwise, each repair that is undone at once
+    /// would show the pod as a member of the mesh for a moment.
+    pub(super) fn unproven_until(&self) -> Option<Instant> {
+        self.failure.as_ref()?;
+        self.repair_backoff.unproven_until(Instant::now())
+    }
+
     pub(super) fn report_contested(&mut self) {
-        let is_known = |known: &Failure| known.reason == Reason::RulesContested;
-        if self.failure.as_ref().is_some_and(is_known) {
+        if self.is_contested() {
             return;
         }
         let message = "the pod's rules were repaired several times and are undone again";
@@ -58,8 +69,9 @@ impl Task {
         self.repair_backoff.record_repair(Instant::now());
         *self.drift.entry(kind).or_default() += 1;
         self.shared.repairs.count(kind);
-        self.failure
-            .take_if(|known| known.reason == Reason::RulesContested);
+        if self.is_contested() && self.unproven_until().is_none() {
+            self.failure = None;
+        }
         if let Some(record) = self.records.last() {
             let message = format!("Repaired drift of kind {kind}");
             let (pod, reason) = (&record.pod, reason_of(kind));
@@ -117,7 +129,43 @@ fn reason_of(kind: DriftKind) -> Reason {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio::{sync::watch, time::advance};
+
     use super::*;
+    use crate::{
+        tasks::{plan::Desired, task::interrupt::Interrupts},
+        testing::{record, shared},
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn contested_rules_stay_a_failure_until_a_repair_lasts() {
+        let directory = tempfile::tempdir().unwrap();
+        let shared = shared(directory.path()).await;
+        let record = record("c1");
+        let key = Arc::new((record.pod.namespace.clone(), record.pod.name.clone()));
+        let interrupts = watch::channel(Interrupts::default()).1;
+        let mut task = Task::new(shared, key, vec![record.into()], Arc::default(), interrupts);
+        let in_sync = Desired::In { in_sync: true };
+        for _ in 0..5 {
+            task.record_repair(DriftKind::Flushed);
+        }
+        task.report_contested();
+        advance(Duration::from_secs(10)).await;
+        task.record_repair(DriftKind::Flushed);
+        assert!(task.is_contested(), "the repair may be undone");
+        // netconfig reports rules that are removed before the rules are read back.
+        task.failure = Some(Failure::new(Reason::KernelRefused, "the rules differ"));
+        task.clear_failure(in_sync);
+        assert!(task.failure.is_some(), "the repair may be undone");
+        let due = task.due().unwrap();
+        let left = due.duration_since(Instant::now());
+        assert_eq!(left, Duration::from_secs(10));
+        tokio::time::sleep_until(due).await;
+        task.clear_failure(in_sync);
+        assert_eq!(task.failure, None);
+    }
 
     #[test]
     fn only_refused_repairs_count_as_undone() {

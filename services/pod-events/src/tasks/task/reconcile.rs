@@ -265,11 +265,13 @@ impl Task {
     }
 
     /// Clears the failure, because the failed action was done since, or is no longer desired.
-    fn clear_failure(&mut self, desired: Desired) {
+    pub(super) fn clear_failure(&mut self, desired: Desired) {
         let is_known = !matches!(desired, Desired::Gone { .. } | Desired::Unknown);
         if self.records.last().is_some_and(|record| record.is_legacy()) {
             let message = "another agent redirected the pod by iptables' legacy tables";
             self.failure = Some(Failure::new(Reason::LegacyRules, message));
+        } else if let Some(until) = self.unproven_until() {
+            self.wake_in(until.duration_since(Instant::now()));
         } else if is_known && self.drifted.is_none() {
             self.failure = None;
         }
