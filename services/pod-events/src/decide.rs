@@ -1,8 +1,11 @@
 //! Decides whether a pod belongs to the mesh.
 
+mod demand;
 mod inputs;
 mod runtime_class;
 mod selector;
+
+use std::collections::BTreeSet;
 
 use inpod_types::{Enrollment, NamespaceName, Reason, keys};
 
@@ -12,6 +15,7 @@ use crate::{
     redirection::Permissions,
 };
 
+pub use demand::Demand;
 pub use runtime_class::{ClassPattern, SANDBOXED_RUNTIME_CLASSES};
 pub use selector::{Selected, Selectors};
 
@@ -19,6 +23,16 @@ pub use selector::{Selected, Selectors};
 pub struct Decision {
     pub enrollment: Enrollment,
     pub reason: Reason,
+    pub demand: Demand,
+}
+
+impl Decision {
+    /// Returns whether the pod stays outside although the pod or its namespace demands the mesh.
+    pub(crate) fn is_unmet(&self) -> bool {
+        self.demand.is_made()
+            && self.enrollment == Enrollment::None
+            && self.reason != Reason::PodTerminal
+    }
 }
 
 /// The node's settings for the decision which pods join, and how.
@@ -35,6 +49,13 @@ pub struct Policy<'a> {
 }
 
 impl Policy<'_> {
+    /// Returns the keys of the namespace labels that decide.
+    pub(crate) fn namespace_keys(&self) -> BTreeSet<String> {
+        let mut all = self.selectors.namespace_keys();
+        all.insert(keys::REQUIRE.to_owned());
+        all
+    }
+
     fn excludes(&self, namespace: &Namespace) -> bool {
         self.excluded.contains(&namespace.name)
     }
@@ -46,7 +67,7 @@ impl Policy<'_> {
 }
 
 /// Decides on a pod: a pod on the host network or of a sandboxed runtime never joins; a pod with a sidecar is redirected
-/// to the sidecar or not at all; otherwise the selectors decide. The decision is unknown only if unknown labels of the
+/// to the sidecar or not at all; otherwise a demand or the selectors decide. The decision is unknown only if unknown labels of the
 /// namespace would decide.
 pub fn decide_from(inventory: &Inventory, pod: &Pod, policy: &Policy<'_>) -> Decision {
     let namespace = inventory.namespace(&pod.pod.namespace);
@@ -57,8 +78,9 @@ pub fn decide_from(inventory: &Inventory, pod: &Pod, policy: &Policy<'_>) -> Dec
 /// Decides on a pod; without a known namespace, `namespace` has no labels.
 fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>) -> Decision {
     let selected = policy.selectors.select(&pod.labels, namespace, is_known);
+    let demand = Demand::of(pod, namespace);
     let decided = excluded_reason(pod, namespace, policy).or_else(|| by_injection(pod, policy));
-    let reason = decided.unwrap_or_else(|| by_labels(pod, selected));
+    let reason = decided.unwrap_or_else(|| by_labels(pod, selected, demand, is_known));
     let reason = if !joins_or_may(reason) {
         reason
     } else if policy.is_sandboxed(pod) {
@@ -69,7 +91,10 @@ fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>)
         reason
     };
     Decision {
-        enrollment: if matches!(reason, Reason::LabelOnPod | Reason::LabelOnNamespace) {
+        enrollment: if matches!(
+            reason,
+            Reason::LabelOnPod | Reason::LabelOnNamespace | Reason::MeshRequired
+        ) {
             Enrollment::Ambient
         } else if reason == Reason::SidecarInjected {
             Enrollment::Sidecar
@@ -79,6 +104,7 @@ fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>)
             Enrollment::None
         },
         reason,
+        demand,
     }
 }
 
@@ -101,10 +127,13 @@ pub enum OnUnknown {
     Closed,
 }
 
-/// Returns the policy for a pod whose decision is unknown. The namespace's annotation decides if the annotation was
-/// ever seen; otherwise the pod waits if its namespace may have pods in the mesh. `is_listed` is `None` if no list of
+/// Returns the policy for a pod whose decision is unknown. A demand of the namespace, or else its annotation, decides if
+/// the namespace was ever seen; otherwise the pod waits if its namespace may have pods in the mesh. `is_listed` is `None` if no list of
 /// such namespaces was ever written.
 pub fn on_unknown(namespace: Option<&Namespace>, is_listed: Option<bool>) -> OnUnknown {
+    if namespace.is_some_and(|namespace| Demand::of_namespace(namespace).is_made()) {
+        return OnUnknown::Closed;
+    }
     let value = namespace.and_then(|namespace| namespace.on_unknown.as_deref());
     match value {
         Some(keys::ON_UNKNOWN_OPEN) => OnUnknown::Open,
@@ -144,17 +173,21 @@ fn joins_or_may(reason: Reason) -> bool {
         reason,
         Reason::LabelOnPod
             | Reason::LabelOnNamespace
+            | Reason::MeshRequired
             | Reason::SidecarInjected
             | Reason::NamespaceUnknown
     )
 }
 
-fn by_labels(pod: &Pod, selected: Selected) -> Reason {
+/// Without a known namespace, a demand of the namespace may decide about a pod that no selector selects.
+fn by_labels(pod: &Pod, selected: Selected, demand: Demand, is_known: bool) -> Reason {
     let mode = pod.labels.get(keys::DATAPLANE_MODE).map(String::as_str);
     match selected {
         Selected::By { by_namespace, .. } if by_namespace => Reason::LabelOnNamespace,
         Selected::By { .. } => Reason::LabelOnPod,
+        Selected::Unknown | Selected::Not { .. } if demand.is_made() => Reason::MeshRequired,
         Selected::Unknown => Reason::NamespaceUnknown,
+        Selected::Not { .. } if !is_known => Reason::NamespaceUnknown,
         Selected::Not { namespace_matches }
             if namespace_matches && mode == Some(keys::DATAPLANE_MODE_NONE) =>
         {

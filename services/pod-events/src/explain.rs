@@ -15,7 +15,7 @@ pub(crate) use report::ServiceReports;
 use crate::{
     annotations::desired::PodStatus,
     checkpoint::{Intent, Record},
-    decide::{Decision, Policy, inputs_of},
+    decide::{Decision, Demand, Policy, inputs_of},
     drift::DriftKind,
     inventory::Inventory,
     pod::{Pod, PodKey},
@@ -49,10 +49,12 @@ pub(crate) fn pod_info(shared: &Shared, registry: &Registry, key: &PodKey) -> Op
         None if is_unconfirmed || is_incomplete => Decision {
             enrollment: Enrollment::Unknown,
             reason: Reason::SourceUnavailable,
+            demand: Demand::None,
         },
         None => Decision {
             enrollment: Enrollment::None,
             reason: Reason::PodUnknown,
+            demand: Demand::None,
         },
     };
     Some(PodInfo {

@@ -82,7 +82,7 @@ impl Source {
     pub async fn open(config: &Config) -> Result<Self, SourceError> {
         let scope = Scope {
             node: config.node_name.clone(),
-            namespace_labels: Arc::new(config.enablement_selectors.namespace_keys()),
+            namespace_labels: Arc::new(config.policy().namespace_keys()),
         };
         match &config.pods_from {
             PodsFrom::Directory(path) => {

@@ -42,6 +42,15 @@ pub const REDIRECTION_ENABLED: &str = "enabled";
 /// The value of [`REDIRECTION`] before a ztunnel has acknowledged the pod.
 pub const REDIRECTION_PENDING: &str = "pending";
 
+/// Label of a pod or namespace: the pod, or each pod of the namespace, has to be in the mesh.
+pub const REQUIRE: &str = "inpod.io/require";
+
+/// The value of [`REQUIRE`] that keeps a pod from starting outside the mesh.
+pub const REQUIRE_MESH: &str = "mesh";
+
+/// The value of [`REQUIRE`] that also refuses a running pod's new connections until ztunnel serves the pod.
+pub const REQUIRE_MESH_OR_STOP: &str = "mesh-or-stop";
+
 /// The pod condition and readiness gate: whether the pod is proven to be in the mesh.
 pub const IN_MESH: &str = "inpod.io/InMesh";
 

@@ -77,6 +77,9 @@ reasons! {
     /// The pod runs in a sandboxed runtime, whose network stack is outside of the pod's network namespace.
     SandboxedRuntime = 11, FAILED_PRECONDITION, "SANDBOXED_RUNTIME", "Run the pod with another runtime class, or label it istio.io/dataplane-mode=none; if the class is no sandbox, remove it from the setting sandboxed_runtime_classes.";
 
+    /// The label `inpod.io/require` of the pod or its namespace enrolls the pod.
+    MeshRequired = 12, FAILED_PRECONDITION, "MESH_REQUIRED", "Nothing to do: the label inpod.io/require of the pod or its namespace demands the mesh.";
+
     /// A field of the request, manifest or configuration is invalid.
     InvalidField = 20, INVALID_ARGUMENT, "INVALID_FIELD", "Correct the named field.";
     /// The caller is not authorized for the class of this call.

@@ -89,21 +89,23 @@ impl<'a> PodStatus<'a> {
     }
 
     /// Returns the condition about the proof of the pod's membership; `None` if any value is acceptable. A
-    /// pod that is not to be in the mesh has the condition only if the pod is gated.
+    /// pod that is not to be in the mesh has the condition only if the pod is gated or demands the mesh.
     fn condition(&self) -> Option<DesiredCondition> {
         let ends = self.pod.terminal || self.pod.is_terminating;
+        let is_asked = self.pod.is_gated || self.decision.demand.is_made();
         let wanted = self.decision.enrollment;
+        let is_kept = self.is_enrolled() && self.decision.is_unmet();
         if ends || wanted == Enrollment::Unknown {
             return None;
         }
-        if wanted == Enrollment::None {
+        if wanted == Enrollment::None && !is_kept {
             if self.is_enrolled() {
                 // The pod is about to leave, and one patch then changes annotation and condition.
                 return None;
             }
             let reason = self.decision.reason;
             let unmet = || DesiredCondition::Set(Condition::unmet(reason, NOT_IN_MESH));
-            return Some(if self.pod.is_gated {
+            return Some(if is_asked {
                 unmet()
             } else {
                 DesiredCondition::Absent
@@ -115,7 +117,11 @@ impl<'a> PodStatus<'a> {
         // Another agent's rules, and rules from before this process, are not proven yet.
         let is_proven = self.adopted && self.is_enrolled();
         is_proven.then(|| {
-            let reason = self.decision.reason;
+            let reason = if is_kept {
+                Reason::MeshRequired
+            } else {
+                self.decision.reason
+            };
             DesiredCondition::Set(Condition::met(reason, self.proof()))
         })
     }
@@ -195,7 +201,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{boottime::BootInstant, tasks::Refusal, testing};
+    use crate::{boottime::BootInstant, decide::Demand, tasks::Refusal, testing};
 
     struct Case {
         pod: Pod,
@@ -214,6 +220,7 @@ mod tests {
             decision: Decision {
                 enrollment: Enrollment::Ambient,
                 reason: Reason::LabelOnPod,
+                demand: Demand::None,
             },
             adopted: true,
         }
@@ -386,6 +393,14 @@ mod tests {
         gated.pod.is_gated = true;
         gated.decision.reason = Reason::HostNetwork;
         expect_condition(&gated, "False", "HostNetwork");
+        let mut demanding = outside();
+        demanding.decision.demand = Demand::Mesh;
+        demanding.decision.reason = Reason::HasSidecar;
+        expect_condition(&demanding, "False", "HasSidecar");
+        let mut kept = case(enrolled()).wanted(Enrollment::None);
+        kept.decision.demand = Demand::Mesh;
+        kept.decision.reason = Reason::NamespaceExcluded;
+        expect_condition(&kept, "True", "MeshRequired");
         assert_eq!(condition(&outside().wanted(Enrollment::Unknown)), None);
     }
 

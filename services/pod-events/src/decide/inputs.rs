@@ -55,9 +55,12 @@ fn labels(
     };
     let namespace = namespace.all_labels();
     let unknown = if is_known { "" } else { "not known" };
+    let demand = keys::REQUIRE.to_owned();
+    let demands = pod.labels.contains_key(&demand);
     let of_pod = policy.selectors.pod_keys().into_iter();
+    let of_pod = of_pod.chain(demands.then_some(demand));
     let of_pod = of_pod.map(|key| input("pod", &pod.labels, &key, ""));
-    let of_namespace = policy.selectors.namespace_keys().into_iter();
+    let of_namespace = policy.namespace_keys().into_iter();
     let of_namespace = of_namespace.map(|key| input("namespace", &namespace, &key, unknown));
     of_pod.chain(of_namespace).collect()
 }

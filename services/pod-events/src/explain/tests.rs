@@ -18,6 +18,7 @@ pub(super) fn running_pod(enrollment: Enrollment, records: Vec<Record>) -> PodIn
         decision: Decision {
             enrollment,
             reason: Reason::LabelOnPod,
+            demand: Demand::None,
         },
         view,
         inventory: Arc::new(inventory),

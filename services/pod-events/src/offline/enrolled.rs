@@ -6,7 +6,7 @@ use inpod_cni::enrolled::EnrolledNamespaces;
 use inpod_types::{Enrollment, NamespaceName, keys};
 
 use crate::{
-    decide::{ClassPattern, Policy, Selectors, decide_from},
+    decide::{ClassPattern, Demand, Policy, Selectors, decide_from},
     inventory::Inventory,
     pod::Pod,
     redirection::Permissions,
@@ -14,7 +14,7 @@ use crate::{
 
 /// Tracks the namespaces whose pods must not be admitted unenrolled: namespaces whose labels a selector matches, and
 /// namespaces with a pod that is or should be in the mesh, by ztunnel or sidecar. A namespace's annotation
-/// `inpod.io/on-unknown` overrides the tracking. Only the affected namespaces and their pods are evaluated.
+/// `inpod.io/on-unknown` overrides the tracking, and the label `inpod.io/require` overrides the annotation. Only the affected namespaces and their pods are evaluated.
 #[derive(Debug)]
 pub(super) struct EnrolledTracker {
     selectors: Selectors,
@@ -70,6 +70,9 @@ impl EnrolledTracker {
 
     fn is_wanted(&self, name: &NamespaceName) -> bool {
         let namespace = self.inventory.namespaces.get(name);
+        if namespace.is_some_and(|namespace| Demand::of_namespace(namespace).is_made()) {
+            return true;
+        }
         let has_policy = |value| {
             namespace.is_some_and(|namespace| namespace.on_unknown.as_deref() == Some(value))
         };

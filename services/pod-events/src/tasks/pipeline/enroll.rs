@@ -190,6 +190,47 @@ impl Pipeline {
         Err(failure)
     }
 
+    /// Captures the connections of a running pod before any ztunnel listens: new connections are refused until then.
+    ///
+    /// # Errors
+    ///
+    /// If the netns cannot be claimed, or the checkpoint or the rules cannot be written. The step is undone if the netns
+    /// is gone.
+    pub(crate) async fn stop(
+        &self,
+        record: &mut Record,
+        log: &mut Timeline,
+    ) -> Result<(), Failure> {
+        let Err(mut failure) = self.capture(record, log).await else {
+            return Ok(());
+        };
+        if is_gone(failure.reason) {
+            failure.undo_failures = self.undo(record, log).await;
+        }
+        Err(failure)
+    }
+
+    async fn capture(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+        if matches!(record.intent, Intent::Out) {
+            record.intent = Intent::Enrolling;
+            self.checkpoint.write(record)?;
+        }
+        let (deadline, began) = (deadline_in(5), Instant::now());
+        let (netns, addresses) = (record.expected_netns(), &record.addresses);
+        let claim = self
+            .clients
+            .claim(&record.sandbox, &netns, addresses, deadline);
+        let claimed = claim.await?;
+        (record.netns_id, record.addresses) = (Some(claimed.id), claimed.addresses);
+        self.checkpoint.hold(record);
+        self.clients.apply(record, false, deadline).await?;
+        log.note_since(
+            "connections are refused until ztunnel serves the pod",
+            began,
+        );
+        Ok(())
+    }
+
     /// Gives ztunnel the netns of a sandbox with another agent's rules.
     pub(crate) async fn serve(
         &self,

@@ -8,6 +8,7 @@ use super::{POLL_INTERVAL, Step, Task, interrupt};
 use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
+    decide::Demand,
     tasks::{
         pipeline::{EnrollContext, is_gone, is_transient},
         plan::{Action, Desired, next},
@@ -41,11 +42,16 @@ impl Task {
             };
         };
         self.gone_since = None;
-        let enrollment = self.shared.decide(pod).enrollment;
+        let decision = self.shared.decide(pod);
+        let enrollment = decision.enrollment;
         if record.uses_sidecar() {
             return self.desired_for_sidecar(record, pod, enrollment);
         }
+        let is_kept = decision.is_unmet() && decision.reason != Reason::NodeLeaves;
+        let is_applied = matches!(record.intent, Intent::Enrolled { .. });
         match enrollment {
+            // A pod that demands the mesh leaves it only with inpod.
+            Enrollment::None if is_kept && is_applied => Desired::In { in_sync: true },
             // The redirection to ztunnel is first withdrawn in order.
             Enrollment::Sidecar if record.intent.has_effects() => Desired::Out {
                 is_announced: self.is_announced(record),
@@ -226,14 +232,19 @@ impl Task {
     pub(super) async fn enroll(&mut self, context: EnrollContext<'_>) -> Result<(), Failure> {
         let shared = Arc::clone(&self.shared);
         self.update_redirection()?;
+        let stops = context.is_background() && self.demands_stop();
         let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
             return Ok(());
         };
         // An enrollment begun by an earlier run of pod-events may have captured connections already.
         let is_resumed = record.intent == Intent::Enrolling;
         // A sidecar serves a running pod as soon as the rules are in place, and nothing else keeps the pod from sending
-        // plain text.
-        let keeps = context.is_background() && (is_resumed || record.redirection.is_sidecar());
+        // plain text. Rules without ztunnel refuse the connections of a pod that demands so.
+        let keeps =
+            context.is_background() && (is_resumed || stops || record.redirection.is_sidecar());
+        if stops {
+            shared.pipeline.stop(record, &mut self.timeline).await?;
+        }
         let in_mesh = Some(record.intent.clone()).filter(Intent::was_in_mesh);
         let stood = in_mesh.or_else(|| keeps.then_some(Intent::Enrolling));
         let broker = shared.pipeline.begin(record)?;
@@ -262,6 +273,16 @@ impl Task {
             self.check_listeners_later();
         }
         Ok(())
+    }
+
+    /// Returns whether connections of the running pod are refused until ztunnel serves the pod.
+    fn demands_stop(&self) -> bool {
+        let inventory = self.shared.source.inventory();
+        let pod = inventory.pod(&self.key);
+        pod.is_some_and(|pod| {
+            let decision = self.shared.decide(pod);
+            decision.enrollment == Enrollment::Ambient && decision.demand == Demand::MeshOrStop
+        })
     }
 
     /// Clears the failure, because the failed action was done since, or is no longer desired.

@@ -6,11 +6,11 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use inpod_cni::enrolled::EnrolledNamespaces;
-use inpod_types::{Enrollment, Failure, InvalidIdentifier, PodRef, PodUid, Reason};
+use inpod_types::{Enrollment, Failure, InvalidIdentifier, PodRef, PodUid, Reason, keys};
 use tokio::time::Instant;
 
 use crate::{
-    decide::{Decision, OnUnknown, decide_from, on_unknown},
+    decide::{Decision, Demand, OnUnknown, decide_from, on_unknown},
     inventory::Inventory,
     pod::{Pod, PodKey},
     redirection::{Permissions, Requested},
@@ -32,9 +32,18 @@ pub(crate) enum Resolved {
 ///
 /// # Errors
 ///
-/// If there is no such pod, if the pod differs from the runtime's, or if the decision is unknown and the pod has to
-/// wait.
+/// If there is no such pod, if the pod differs from the runtime's, if the decision is unknown and the pod has to wait, or
+/// if the pod would stay outside a mesh that it has to be in.
 pub(crate) async fn resolve(
+    shared: &Shared,
+    key: &PodKey,
+    call: &AddCall,
+) -> Result<Resolved, Failure> {
+    resolve_undemanded(shared, key, call).await?.check_demand()
+}
+
+/// Resolves an ADD regardless of a demand.
+async fn resolve_undemanded(
     shared: &Shared,
     key: &PodKey,
     call: &AddCall,
@@ -70,6 +79,22 @@ pub(crate) async fn resolve(
 }
 
 impl Resolved {
+    /// Refuses a pod that stays outside the mesh against a demand.
+    fn check_demand(self) -> Result<Self, Failure> {
+        match &self {
+            Self::Pod(pod, decision) if decision.is_unmet() => {
+                let message = format!(
+                    "the label {} of pod {}/{} or its namespace demands the mesh, which the pod cannot join",
+                    keys::REQUIRE,
+                    pod.pod.namespace,
+                    pod.pod.name
+                );
+                Err(Failure::new(decision.reason, message))
+            }
+            Self::Pod(..) | Self::AdmittedUnenrolled { .. } => Ok(self),
+        }
+    }
+
     pub(crate) fn enrollment(&self) -> Enrollment {
         match self {
             Self::Pod(_, decision) => decision.enrollment,
@@ -137,10 +162,12 @@ fn admit_unenrolled(
 ) -> Result<Resolved, Failure> {
     let inventory = shared.source.inventory();
     let (namespace, name) = key;
-    let is_excluded = shared.config.exclude_namespaces.contains(namespace);
+    let known = inventory.namespaces.get(namespace);
+    let is_demanded = known.is_some_and(|known| Demand::of_namespace(known).is_made());
+    let is_excluded = shared.config.exclude_namespaces.contains(namespace) && !is_demanded;
     let list = EnrolledNamespaces::read(&shared.config.plugin_state_dir);
     let is_listed = list.ok().flatten().map(|list| list.contains(namespace));
-    let policy = on_unknown(inventory.namespaces.get(namespace), is_listed);
+    let policy = on_unknown(known, is_listed);
     if policy == OnUnknown::Closed && !is_excluded {
         let message = format!(
             "it is not known whether pod {namespace}/{name} is to be in the mesh, and pods of its namespace wait: {why}"

@@ -42,7 +42,8 @@ pub struct Refusal {
 impl Refusal {
     /// Returns whether the refusal concerns the pod with the UID and the decision.
     pub(crate) fn concerns(&self, decision: &Decision, has_uid: impl Fn(&PodUid) -> bool) -> bool {
-        decision.enrollment != Enrollment::None && self.uid.as_ref().is_none_or(has_uid)
+        let waits = decision.enrollment != Enrollment::None || decision.is_unmet();
+        waits && self.uid.as_ref().is_none_or(has_uid)
     }
 }
 
