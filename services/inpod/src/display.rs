@@ -1,7 +1,7 @@
 //! Display names of the contract's enums.
 
 use inpod_proto::{
-    podevents::v1::PodState,
+    podevents::v1::{PodState, ProofFact, ProofResult},
     types::v1::{Enrollment, Reason},
 };
 
@@ -13,6 +13,25 @@ pub(crate) fn format_state(state: PodState) -> &'static str {
         PodState::Enrolled => "enrolled",
         PodState::Withdrawing => "withdrawing",
         PodState::Deleting => "deleting",
+    }
+}
+
+pub(crate) fn format_fact(fact: ProofFact) -> &'static str {
+    match fact {
+        ProofFact::Unspecified => "unknown",
+        ProofFact::Rules => "rules",
+        ProofFact::Listeners => "listeners",
+        ProofFact::Workload => "workload",
+        ProofFact::Connections => "connections",
+        ProofFact::Capabilities => "capabilities",
+    }
+}
+
+pub(crate) fn format_result(result: ProofResult) -> &'static str {
+    match result {
+        ProofResult::Unspecified | ProofResult::Unknown => "unknown",
+        ProofResult::Confirmed => "confirmed",
+        ProofResult::Refuted => "refuted",
     }
 }
 

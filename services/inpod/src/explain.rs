@@ -78,6 +78,7 @@ fn text(known: &ExplainPodResponse, policies: &[String], now: SystemTime) -> Str
     let lists = [
         ("Network policies", policies.to_vec()),
         ("Bypasses", known.bypasses.clone()),
+        ("Proof", proof(known, now)),
         ("Unavailable", known.unavailable.clone()),
         (
             "Rules",
@@ -97,7 +98,7 @@ fn text(known: &ExplainPodResponse, policies: &[String], now: SystemTime) -> Str
     text
 }
 
-fn facts(known: &ExplainPodResponse, now: SystemTime) -> [(&'static str, String); 12] {
+fn facts(known: &ExplainPodResponse, now: SystemTime) -> [(&'static str, String); 13] {
     let pod = known.pod.clone().unwrap_or_default();
     let desired = display::format_enrollment(known.desired());
     let sandbox = known.sandbox.as_ref().map(|sandbox| {
@@ -117,6 +118,7 @@ fn facts(known: &ExplainPodResponse, now: SystemTime) -> [(&'static str, String)
         ("Remedy", known.remedy.clone()),
         ("Next", next(known, now)),
         ("Annotation", annotation(known)),
+        ("Condition", condition(known)),
         ("Sandbox", sandbox.unwrap_or_default()),
         ("Netns", netns(&known.netns_path, known.netns.as_ref())),
         ("Addresses", known.addresses.join(", ")),
@@ -154,10 +156,19 @@ fn next(known: &ExplainPodResponse, now: SystemTime) -> String {
 }
 
 fn annotation(known: &ExplainPodResponse) -> String {
-    let (expected, shown) = (
-        known.redirection_annotation.as_str(),
-        known.shown_annotation.as_str(),
-    );
+    compare(&known.redirection_annotation, &known.shown_annotation)
+}
+
+/// Returns the condition, unless the pod neither has nor needs a condition.
+fn condition(known: &ExplainPodResponse) -> String {
+    let (expected, shown) = (&known.condition, &known.shown_condition);
+    if expected.is_empty() && shown.is_empty() {
+        return String::new();
+    }
+    format!("inpod.io/InMesh {}", compare(expected, shown))
+}
+
+fn compare(expected: &str, shown: &str) -> String {
     let or = |text: &str, empty: &str| if text.is_empty() { empty } else { text }.to_owned();
     if expected == shown {
         return or(shown, "none");
@@ -219,6 +230,18 @@ fn ztunnels(known: &ExplainPodResponse, now: SystemTime) -> Vec<String> {
         ]
     });
     columns(&["SESSION", "STATE", "ACKNOWLEDGED", "ERROR"], rows)
+}
+
+fn proof(known: &ExplainPodResponse, now: SystemTime) -> Vec<String> {
+    let rows = known.proof.iter().map(|it| {
+        vec![
+            display::format_fact(it.fact()).to_owned(),
+            display::format_result(it.result()).to_owned(),
+            time::age(it.confirmed_at, now),
+            it.evidence.clone(),
+        ]
+    });
+    columns(&["FACT", "RESULT", "CONFIRMED", "EVIDENCE"], rows)
 }
 
 fn drift(known: &ExplainPodResponse) -> Vec<String> {

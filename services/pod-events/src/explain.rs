@@ -1,10 +1,11 @@
 //! Describes pods to operators.
 
 mod bypass;
+mod proof;
 mod remedy;
 mod report;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
 use inpod_proto::{addresses_to, podevents::v1 as wire, types::v1 as types};
 use inpod_service::Readiness;
@@ -125,6 +126,7 @@ pub(crate) fn response(
     let state = state(current);
     let unavailable = reports.unavailable();
     let ztunnels = reports.ztunnels(current);
+    let proof = proof::list(known, &reports, &ztunnels, SystemTime::now());
     let rules = reports.rules();
     let netns_path = current.map(|record| record.netns.path.display().to_string());
     let addresses = current.map(|record| addresses_to(&record.addresses));
@@ -151,6 +153,9 @@ pub(crate) fn response(
         next_step: view.next_step().to_owned(),
         drift: view.drift.iter().map(drift_to_wire).collect(),
         unavailable,
+        proof,
+        condition: expected_condition(known),
+        shown_condition: shown_condition(known),
     }
 }
 
@@ -187,6 +192,23 @@ fn expected_annotation(known: &PodInfo) -> String {
     match status.desired().annotation {
         Some(mark) => mark.value().unwrap_or_default().to_owned(),
         None => shown_annotation(known),
+    }
+}
+
+fn shown_condition(known: &PodInfo) -> String {
+    let shown = known.shown().and_then(|pod| pod.in_mesh.as_ref());
+    shown.map(ToString::to_string).unwrap_or_default()
+}
+
+/// Returns the condition that the pod should have: the current condition if any value will do.
+fn expected_condition(known: &PodInfo) -> String {
+    let Some(pod) = known.shown() else {
+        return String::new();
+    };
+    let status = PodStatus::of(pod, &known.view, &known.decision, true);
+    match status.desired().condition {
+        Some(desired) => desired.shown().map(ToString::to_string).unwrap_or_default(),
+        None => shown_condition(known),
     }
 }
 

@@ -12,6 +12,8 @@ pub(crate) use in_flight::AddWait;
 pub use pipeline::Synced;
 pub(crate) use pipeline::is_transient;
 pub use registry::Registry;
+#[cfg(test)]
+pub(crate) use task::Evidence;
 pub(crate) use task::state;
 pub use task::{AddCall, Added, OfflineAdd, Refusal, ReplayOutcome, Shared, View};
 

@@ -47,7 +47,7 @@ pub(super) fn sentences(known: &PodInfo, rules: Option<&RulesReport>) -> Vec<Str
 }
 
 /// Returns a sentence that names the containers and the origin of each container's right.
-fn describe_mark_setters(all: &[MarkSetter]) -> Option<String> {
+pub(super) fn describe_mark_setters(all: &[MarkSetter]) -> Option<String> {
     let join_names = |is_declared: bool| {
         let chosen = all.iter().filter(|it| it.is_declared == is_declared);
         let names: Vec<_> = chosen.map(|it| it.container.as_str()).collect();
@@ -128,7 +128,7 @@ fn intent_sentence(known: &PodInfo, record: &Record) -> Option<String> {
     Some(sentence.to_owned())
 }
 
-fn direct_flows(flows: u32) -> String {
+pub(super) fn direct_flows(flows: u32) -> String {
     let are = if flows == 1 {
         "connection bypasses"
     } else {

@@ -18,6 +18,12 @@ pub(crate) struct ServiceReports {
 }
 
 impl ServiceReports {
+    /// Returns the findings of netconfig; `None` if netconfig was not asked or did not answer.
+    pub(super) fn findings(&self) -> Option<&[Finding]> {
+        let netns = self.netns.as_ref()?.as_ref().ok()?;
+        Some(&netns.findings)
+    }
+
     pub(super) fn unavailable(&self) -> Vec<String> {
         fn describe<T>(question: &str, answer: &Option<Result<T, Failure>>) -> Option<String> {
             let failure = answer.as_ref()?.as_ref().err()?;

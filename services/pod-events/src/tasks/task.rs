@@ -70,6 +70,7 @@ pub use add::AddCall;
 pub(super) use interrupt::Interrupts;
 pub use replay::{OfflineAdd, ReplayOutcome};
 pub(crate) use settings::is_permission_known;
+pub(crate) use view::Evidence;
 pub(crate) use view::state;
 pub use view::{Refusal, View};
 
@@ -220,6 +221,7 @@ pub(crate) struct Task {
     start_due: Option<Instant>,
     /// The exemption before inpod's rules that netconfig's present run has confirmed.
     probe_exemption: Option<probes::ProbeExemption>,
+    evidence: Evidence,
 }
 
 pub(super) fn wall_clock(then: Instant) -> SystemTime {
@@ -281,6 +283,7 @@ impl Task {
             discovery_due: None,
             start_due: None,
             probe_exemption: None,
+            evidence: Evidence::default(),
         };
         task.publish_view();
         task
@@ -341,6 +344,7 @@ impl Task {
         }
         view.next_attempt = self.wake.map(wall_clock);
         view.drift.clone_from(&self.drift);
+        view.evidence = self.evidence;
         view.next = self.next;
         if state(self.records.last().map(|record| &**record)) == PodState::Enrolled {
             view.refusal = None;

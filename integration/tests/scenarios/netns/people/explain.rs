@@ -30,14 +30,16 @@ pub(crate) fn explained(node: &Node, name: &str) -> String {
 }
 
 /// The fields of a pod in the mesh, as JSON.
-const FIELDS: [&str; 15] = [
+const FIELDS: [&str; 17] = [
     "addresses",
     "bypasses",
+    "condition",
     "desired",
     "inputs",
     "netns",
     "netnsPath",
     "pod",
+    "proof",
     "reason",
     "redirectionAnnotation",
     "remedy",
@@ -61,6 +63,7 @@ fn a_pod_that_is_in_the_mesh_is_explained_by_name_and_by_uid() {
             "Remedy Nothing to do: the pod asked to join.",
             "Annotation missing (expected: enabled)",
             "Bypasses",
+            "Proof",
             "Rules",
             "Ztunnels",
             "Inputs",
@@ -73,6 +76,11 @@ fn a_pod_that_is_in_the_mesh_is_explained_by_name_and_by_uid() {
         format!("Sandbox     podnet/{}/eth0", pod.container_id),
         format!("cookie {}", id.cookie),
         format!("Addresses   {}, {}", pod.v4, pod.v6),
+        "  rules         confirmed  ".to_owned(),
+        "  listeners     confirmed  ".to_owned(),
+        "  workload      confirmed  ".to_owned(),
+        "  connections   confirmed  ".to_owned(),
+        "  capabilities  refuted    ".to_owned(),
         "  in sync (".to_owned(),
         "  listening: 15001, 15006, 15008".to_owned(),
         "  connections: 0 captured, 0 direct".to_owned(),
@@ -87,6 +95,9 @@ fn a_pod_that_is_in_the_mesh_is_explained_by_name_and_by_uid() {
         // The broker computes that from its current clock.
         let said = known.pointer_mut("/ztunnels/0").unwrap().as_object_mut();
         said.unwrap().remove("acknowledgedAt").unwrap();
+        // The other facts are confirmed for each response.
+        let proof = known["proof"].as_array_mut().unwrap().iter_mut();
+        proof.for_each(|fact| drop(fact.as_object_mut().unwrap().remove("confirmedAt")));
         known
     };
     assert_eq!(parse(&by_uid), parse(&by_name));

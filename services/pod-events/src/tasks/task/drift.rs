@@ -1,6 +1,6 @@
 //! Repair of drift: restores lost claims and changed rules.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
 use inpod_types::{Failure, Reason, SandboxRef};
 use tokio::time::Instant;
@@ -102,7 +102,10 @@ impl Task {
             self.record_repair(kind);
         }
         match &result {
-            Ok(()) => (self.unclaimed, self.drifted) = (false, None),
+            Ok(()) => {
+                (self.unclaimed, self.drifted) = (false, None);
+                self.evidence.rules = Some(SystemTime::now());
+            }
             Err(failure) if !was_refused(failure.reason) => self.unclaimed = true,
             // An impossible repair is delayed like a repeated repair.
             Err(_) => self.repair_backoff.record_repair(Instant::now()),

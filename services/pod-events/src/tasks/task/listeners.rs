@@ -3,7 +3,7 @@
 
 use std::{
     sync::{Arc, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use inpod_proto::{
@@ -109,6 +109,9 @@ impl Task {
             }
         }
         let blocked = obstacles.into_failure();
+        if blocked.is_none() {
+            self.evidence.path = Some(SystemTime::now());
+        }
         if self.blocked != blocked {
             self.set_blocked(blocked);
         }

@@ -1,10 +1,14 @@
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use inpod_service::UninstallMode;
 use inpod_types::{Enrollment, Failure, Reason};
 use tokio::time::Instant;
 
-use super::{POLL_INTERVAL, Step, Task, interrupt};
+use super::{Evidence, POLL_INTERVAL, Step, Task, interrupt};
 use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
@@ -268,6 +272,12 @@ impl Task {
             "Enrolled",
         );
         (self.failure, self.blocked) = (None, None);
+        let now = Some(SystemTime::now());
+        // netconfig refuses rules to a port without ztunnel's listener.
+        self.evidence = Evidence {
+            rules: now,
+            path: now,
+        };
         if !record.redirection.is_sidecar() {
             shared.report_not_permitted(&self.key, record);
             self.check_listeners_later();

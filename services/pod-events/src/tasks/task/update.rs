@@ -1,6 +1,6 @@
 //! Updates the rules of a pod whose annotations or addresses changed, while the pod stays in the mesh.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr, time::SystemTime};
 
 use inpod_proto::netconfig::v1::inspect_netns_request::Target;
 use inpod_types::{Enrollment, Failure, Reason};
@@ -58,6 +58,7 @@ impl Task {
             *record = updated.into();
         }
         self.failure = None;
+        self.evidence.rules = Some(SystemTime::now());
         Ok(Step::Continue)
     }
 

@@ -29,6 +29,16 @@ pub struct View {
     /// The time when the sandbox entered its state; `None` if this process found the sandbox in the state.
     pub since: Option<SystemTime>,
     pub drift: Drift,
+    pub(crate) evidence: Evidence,
+}
+
+/// The times at which this process last confirmed facts about the enrolled pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Evidence {
+    /// The rules were read back from the kernel.
+    pub(crate) rules: Option<SystemTime>,
+    /// Only ztunnel listened on its ports, and nothing stopped or bypassed the pod's traffic.
+    pub(crate) path: Option<SystemTime>,
 }
 
 /// The last refusal of an ADD, kept until the pod is enrolled.
