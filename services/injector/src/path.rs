@@ -1,8 +1,11 @@
-//! Parses the proxy environment in the path of the webhook, by which a remote cluster names itself
-//! (services/docs/facts/istio-sidecar.md, 6.2).
+//! Parses the path of a webhook. The path of injections may contain the proxy environment, by which a remote cluster names
+//! itself (services/docs/facts/istio-sidecar.md, 6.2).
 
-/// The path of the webhook, and the prefix of paths with variables.
+/// The path of injections, and the prefix of paths with variables.
 const INJECT: &str = "/inject";
+
+/// The path of pods that have to be in the mesh.
+const GATE: &str = "/gate";
 
 /// The separator of variables in the older syntax.
 const ENV_MARKER: &str = ":ENV:";
@@ -10,9 +13,26 @@ const ENV_MARKER: &str = ":ENV:";
 /// The escape sequence for a slash in a value.
 const SLASH_ESCAPE: &str = "--slash--";
 
+/// The change that a webhook makes to a new pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Adds sidecars, with the variables of the proxy environment.
+    Inject(Vec<(String, String)>),
+    /// Adds the readiness gate `inpod.io/InMesh`.
+    Gate,
+}
+
+/// Returns `None` if the path is no webhook's.
+pub fn change(path: &str) -> Option<Change> {
+    if path == GATE {
+        return Some(Change::Gate);
+    }
+    environment(path).map(Change::Inject)
+}
+
 /// Returns the variables in the order of the path, or `None` if the path is not the webhook's. Skips keys without a
 /// value.
-pub fn environment(path: &str) -> Option<Vec<(String, String)>> {
+fn environment(path: &str) -> Option<Vec<(String, String)>> {
     let rest = path.strip_prefix(INJECT)?;
     if rest.is_empty() {
         return Some(Vec::new());
@@ -104,8 +124,8 @@ mod tests {
 
     #[test]
     fn other_paths_are_not_the_webhooks() {
-        for path in ["/", "/injected", "/validate", ""] {
-            assert_eq!(environment(path), None, "{path}");
+        for path in ["/", "/injected", "/gates", "/gate/", ""] {
+            assert_eq!(change(path), None, "{path}");
         }
     }
 }

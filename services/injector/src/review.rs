@@ -2,15 +2,20 @@
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use inpod_injection::{Injector, Request, SkipReason, error::excerpt};
+use inpod_types::keys;
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
+
+use crate::path::Change;
 
 const V1: &str = "admission.k8s.io/v1";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Injected,
-    /// The pod was injected before, so the patch is empty.
+    /// The pod got the readiness gate.
+    Gated,
+    /// The pod has the sidecar or the gate already, so the patch is empty.
     Unchanged,
     Skipped(SkipReason),
     /// The pod should be injected, but cannot be.
@@ -28,6 +33,7 @@ impl Outcome {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Injected => "injected",
+            Self::Gated => "gated",
             Self::Unchanged => "unchanged",
             Self::Skipped(_) => "skipped",
             Self::Refused => "refused",
@@ -107,11 +113,11 @@ impl<'a> Review<'a> {
     }
 }
 
-pub fn answer(injector: &Injector, environment: &[(String, String)], body: &[u8]) -> Answer {
+pub fn answer(injector: &Injector, change: &Change, body: &[u8]) -> Answer {
     let (uid, (response, outcome, operations)) = match Review::parse(body) {
         Ok(request) => {
-            let injected = inject(injector, environment, &request);
-            (request.uid, injected)
+            let changed = change_pod(injector, change, &request);
+            (request.uid, changed)
         }
         Err(why) => (String::new(), (denied(&why), Outcome::Undecodable, 0)),
     };
@@ -131,11 +137,11 @@ fn allowed() -> Value {
     json!({"allowed": true})
 }
 
-/// Injects into new pods and allows all other objects, because denying others would break unrelated requests. Returns
-/// the response, the outcome and the number of operations in the patch.
-fn inject(
+/// Changes new pods and allows all other objects, because denying others would break unrelated requests. Returns the
+/// response, the outcome and the number of operations in the patch.
+fn change_pod(
     injector: &Injector,
-    environment: &[(String, String)],
+    change: &Change,
     request: &AdmissionRequest<'_>,
 ) -> (Value, Outcome, usize) {
     let Resource { group, resource } = &request.resource;
@@ -149,8 +155,51 @@ fn inject(
         let response = json!({"allowed": true, "warnings": [warning]});
         return (response, Outcome::OtherKind, 0);
     }
-    let text = request.object.map_or("null", RawValue::get);
-    let injected = inpod_injection::parse_pod(text).and_then(|pod| {
+    match change {
+        Change::Inject(environment) => inject(injector, environment, request),
+        Change::Gate => gate(request),
+    }
+}
+
+fn parse_pod(request: &AdmissionRequest<'_>) -> Result<Value, inpod_injection::error::InjectError> {
+    inpod_injection::parse_pod(request.object.map_or("null", RawValue::get))
+}
+
+/// Adds the readiness gate by which a pod is Ready only while the node agent proves that the pod is in the mesh.
+fn gate(request: &AdmissionRequest<'_>) -> (Value, Outcome, usize) {
+    let pod = match parse_pod(request) {
+        Ok(pod) => pod,
+        Err(error) => {
+            let why = format!("inpod cannot add a readiness gate: {error}");
+            return (denied(&why), Outcome::Refused, 0);
+        }
+    };
+    let gates = pod.pointer("/spec/readinessGates");
+    let gates = gates.and_then(Value::as_array);
+    let is_ours = |gate: &Value| gate["conditionType"] == keys::IN_MESH;
+    if gates.is_some_and(|gates| gates.iter().any(is_ours)) {
+        return (allowed(), Outcome::Unchanged, 0);
+    }
+    let gate = json!({"conditionType": keys::IN_MESH});
+    let operation = if gates.is_some() {
+        json!({"op": "add", "path": "/spec/readinessGates/-", "value": gate})
+    } else {
+        json!({"op": "add", "path": "/spec/readinessGates", "value": [gate]})
+    };
+    let patch = json!([operation]).to_string();
+    (patched(patch.as_bytes()), Outcome::Gated, 1)
+}
+
+fn patched(patch: &[u8]) -> Value {
+    json!({"allowed": true, "patchType": "JSONPatch", "patch": STANDARD.encode(patch)})
+}
+
+fn inject(
+    injector: &Injector,
+    environment: &[(String, String)],
+    request: &AdmissionRequest<'_>,
+) -> (Value, Outcome, usize) {
+    let injected = parse_pod(request).and_then(|pod| {
         injector.inject(&Request {
             pod: &pod,
             namespace: &request.namespace,
@@ -164,12 +213,7 @@ fn inject(
             (allowed(), Outcome::Unchanged, 0)
         }
         Ok(inpod_injection::Outcome::Injected { patch, .. }) => match serde_json::to_vec(&patch) {
-            Ok(text) => {
-                let patch_text = STANDARD.encode(text);
-                let response =
-                    json!({"allowed": true, "patchType": "JSONPatch", "patch": patch_text});
-                (response, Outcome::Injected, patch.0.len())
-            }
+            Ok(text) => (patched(&text), Outcome::Injected, patch.0.len()),
             Err(error) => (denied(&error.to_string()), Outcome::Failed, 0),
         },
         Err(error) => {

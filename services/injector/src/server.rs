@@ -253,8 +253,12 @@ impl Server {
         request: Request<Incoming>,
         began: Instant,
     ) -> Result<(Answer, Option<OwnedSemaphorePermit>), Refused> {
-        let environment = path::environment(request.uri().path())
-            .ok_or_else(|| bad_request(StatusCode::NOT_FOUND, "reviews are served at /inject"))?;
+        let change = path::change(request.uri().path()).ok_or_else(|| {
+            bad_request(
+                StatusCode::NOT_FOUND,
+                "reviews are served at /inject and /gate",
+            )
+        })?;
         if request.method() != Method::POST {
             return Err(bad_request(
                 StatusCode::METHOD_NOT_ALLOWED,
@@ -284,7 +288,7 @@ impl Server {
             .ok_or_else(|| overloaded("the configuration is not read yet or cannot be used"))?;
         // A large pod takes milliseconds, which would block other connections on this thread.
         let work = tokio::task::spawn_blocking(move || {
-            let answer = review::answer(&injector, &environment, &body);
+            let answer = review::answer(&injector, &change, &body);
             drop(permit);
             (answer, large_permit)
         });

@@ -56,8 +56,10 @@ fn the_injectors_own_pods_wait_for_no_injector() {
     for hook in list(&only("MutatingWebhookConfiguration"), "webhooks") {
         let asked = hook["objectSelector"].to_string();
         let is_opt_in = asked.contains("\"In\",\"values\":[\"true\"]");
+        let elsewhere = "\"NotIn\",\"values\":[\"inpod-system\"]";
+        let is_elsewhere = hook["namespaceSelector"].to_string().contains(elsewhere);
         assert!(
-            asked.contains("\"NotIn\",\"values\":[\"false\"]") || is_opt_in,
+            asked.contains("\"NotIn\",\"values\":[\"false\"]") || is_opt_in || is_elsewhere,
             "{asked}"
         );
     }
@@ -65,9 +67,11 @@ fn the_injectors_own_pods_wait_for_no_injector() {
 
 /// By labels of pod and namespace (services/docs/facts/istio-sidecar.md, 6.1).
 #[test]
-fn the_selectors_are_those_of_istios_webhook() {
+fn webhooks_select_like_istios_and_pods_that_demand_the_mesh() {
     let is = |key: &str, operator: &str, value: &str| json!({"key": key, "operator": operator, "values": [value]});
     let absent = |key: &str| json!({"key": key, "operator": "DoesNotExist"});
+    let elsewhere = is("kubernetes.io/metadata.name", "NotIn", "inpod-system");
+    let demand = json!({"key": "inpod.io/require", "operator": "Exists"});
     let (injection, revision, inject) =
         ("istio-injection", "istio.io/rev", "sidecar.istio.io/inject");
     let wanted = [
@@ -91,6 +95,12 @@ fn the_selectors_are_those_of_istios_webhook() {
             json!([absent(injection), absent(revision)]),
             json!([is(inject, "In", "true"), absent(revision)]),
         ),
+        ("gate.namespace", json!([demand, elsewhere]), json!([])),
+        (
+            "gate.object",
+            json!([absent("inpod.io/require"), elsewhere]),
+            json!([demand]),
+        ),
     ];
     let configuration = only("MutatingWebhookConfiguration");
     let hooks = list(&configuration, "webhooks");
@@ -113,6 +123,9 @@ fn the_selectors_are_those_of_istios_webhook() {
         for (field, value) in fixed {
             assert_eq!(hook[field], value, "{name}");
         }
+        let is_gate = name.starts_with("gate.");
+        let path = if is_gate { "/gate" } else { "/inject" };
+        assert_eq!(text(hook, "/clientConfig/service/path"), path, "{name}");
         assert_eq!(hook["rules"][0]["operations"], json!(["CREATE"]), "{name}");
     }
 }

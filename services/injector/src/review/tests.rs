@@ -26,11 +26,21 @@ fn pod() -> Value {
 }
 
 fn answer_to(review: &Value) -> (Value, Outcome) {
-    let answer = answer(&injector(), &[], review.to_string().as_bytes());
+    let answer = answer(
+        &injector(),
+        &Change::Inject(Vec::new()),
+        review.to_string().as_bytes(),
+    );
     (serde_json::from_str(&answer.body).unwrap(), answer.outcome)
 }
 
-fn patched(answer: &Value, pod: &Value) -> Value {
+fn gate(pod: &Value) -> (Value, Outcome) {
+    let review = review("v1", pod).to_string();
+    let answer = answer(&injector(), &Change::Gate, review.as_bytes());
+    (serde_json::from_str(&answer.body).unwrap(), answer.outcome)
+}
+
+fn apply(answer: &Value, pod: &Value) -> Value {
     let patch = STANDARD
         .decode(answer["response"]["patch"].as_str().unwrap())
         .unwrap();
@@ -52,14 +62,36 @@ fn a_review_is_answered_with_its_uid_and_a_patch() {
         (&json!("u-1"), &json!(true))
     );
     assert_eq!(response["patchType"], "JSONPatch");
-    let names = patched(&answer, &pod())["spec"]["containers"].clone();
+    let names = apply(&answer, &pod())["spec"]["containers"].clone();
     assert_eq!(names[1]["name"], "istio-proxy");
+}
+
+#[test]
+fn a_pod_gets_the_readiness_gate_once_and_keeps_its_own() {
+    let own = json!({"conditionType": "example.com/warm"});
+    for gates in [json!([]), json!([own])] {
+        let mut pod = pod();
+        pod["spec"]["readinessGates"] = gates.clone();
+        let (answer, outcome) = gate(&pod);
+        assert_eq!(outcome, Outcome::Gated);
+        let gated = apply(&answer, &pod);
+        let mut expected = gates.as_array().unwrap().clone();
+        expected.push(json!({"conditionType": "inpod.io/InMesh"}));
+        assert_eq!(gated["spec"]["readinessGates"], json!(expected));
+        let (again, outcome) = gate(&gated);
+        assert_eq!(outcome, Outcome::Unchanged);
+        assert_eq!(again["response"]["patch"], Value::Null);
+    }
+    let (answer, _) = gate(&pod());
+    let gated = apply(&answer, &pod());
+    assert_eq!(gated["spec"]["readinessGates"].as_array().unwrap().len(), 1);
+    assert_eq!(gated["spec"]["containers"], pod()["spec"]["containers"]);
 }
 
 #[test]
 fn a_second_review_of_the_same_pod_changes_nothing() {
     let (answer, _) = answer_to(&review("v1", &pod()));
-    let (again, outcome) = answer_to(&review("v1", &patched(&answer, &pod())));
+    let (again, outcome) = answer_to(&review("v1", &apply(&answer, &pod())));
     assert_eq!(outcome, Outcome::Unchanged);
     assert_eq!(again["response"], json!({"uid": "u-1", "allowed": true}));
 }
@@ -129,7 +161,7 @@ fn what_is_no_review_is_answered_with_what_is_wrong() {
         format!("{}{}", "[".repeat(100_000), "]".repeat(100_000)).into_bytes(),
     ];
     for body in bodies {
-        let answer = answer(&injector(), &[], &body);
+        let answer = answer(&injector(), &Change::Inject(Vec::new()), &body);
         assert_eq!(answer.outcome, Outcome::Undecodable);
         let response: Value = serde_json::from_str(&answer.body).unwrap();
         assert_eq!(response["response"]["allowed"], false);
@@ -159,10 +191,10 @@ fn a_pod_that_is_none_is_refused_and_no_panic() {
 #[test]
 fn the_webhooks_path_names_cluster_and_network() {
     let body = review("v1", &pod()).to_string();
-    let environment = crate::path::environment("/inject/cluster/far/net/n1").unwrap();
-    let answer = answer(&injector(), &environment, body.as_bytes());
+    let change = crate::path::change("/inject/cluster/far/net/n1").unwrap();
+    let answer = answer(&injector(), &change, body.as_bytes());
     let response: Value = serde_json::from_str(&answer.body).unwrap();
-    let pod = patched(&response, &pod());
+    let pod = apply(&response, &pod());
     assert_eq!(pod["metadata"]["labels"]["topology.istio.io/network"], "n1");
     let env = pod["spec"]["containers"][1]["env"].as_array().unwrap();
     assert!(env.contains(&json!({"name": "ISTIO_META_CLUSTER_ID", "value": "far"})));
