@@ -8,6 +8,7 @@ mod ends;
 mod images;
 pub(crate) mod injected;
 mod istio_cni;
+mod membership;
 pub(crate) mod mesh;
 mod node;
 pub(crate) mod probes;
