@@ -21,13 +21,39 @@ pub(crate) async fn change(
     change: Change,
     label: &Label,
 ) -> Result<(), ChangeError> {
+    let set_label =
+        |value| json!({"metadata": {"uid": pod.pod.uid.as_str(), "labels": {&label.key: value}}});
     let asked = async {
         match change {
-            Change::Label => patch(client, pod, &label.key, &json!(label.value)).await,
-            Change::Unlabel => patch(client, pod, &label.key, &Value::Null).await,
+            Change::Label => {
+                let change = set_label(json!(label.value));
+                patch(client, pod, &Patch::Merge(change)).await
+            }
+            Change::Unlabel => {
+                let change = set_label(Value::Null);
+                patch(client, pod, &Patch::Merge(change)).await
+            }
             Change::Delete => delete(client, pod).await,
         }
     };
+    within_timeout(asked).await
+}
+
+/// Sets a condition of the pod in the version that was last seen, so that a later value of the condition is never
+/// overwritten. A strategic merge patch merges conditions by type.
+pub(crate) async fn set_condition(
+    client: &Client,
+    pod: &Pod,
+    condition: &k8s::PodCondition,
+) -> Result<(), ChangeError> {
+    let change = Patch::Strategic(json!({
+        "metadata": {"uid": pod.pod.uid.as_str(), "resourceVersion": pod.version},
+        "status": {"conditions": [condition]},
+    }));
+    within_timeout(patch(client, pod, &change)).await
+}
+
+async fn within_timeout(asked: impl Future<Output = kube::Result<()>>) -> Result<(), ChangeError> {
     match timeout(REQUEST_TIMEOUT, asked).await {
         Ok(answer) => answer.map_err(|error| ChangeError::of(&error)),
         Err(_) => Err(ChangeError::Failed(
@@ -36,18 +62,16 @@ pub(crate) async fn change(
     }
 }
 
-/// Patches the labels through `pods/status`, because the right to patch the status does not include the right to change
+/// Patches the pod through `pods/status`, because the right to patch the status does not include the right to change
 /// pod specs. The UID in the patch protects another pod of the same name.
-async fn patch(client: &Client, pod: &Pod, key: &str, value: &Value) -> kube::Result<()> {
+async fn patch(client: &Client, pod: &Pod, change: &Patch<Value>) -> kube::Result<()> {
     let namespace = pod.pod.namespace.as_str();
     let api = Api::<PartialObjectMeta<k8s::Pod>>::namespaced(client.clone(), namespace);
-    let change =
-        Patch::Merge(json!({"metadata": {"uid": pod.pod.uid.as_str(), "labels": {key: value}}}));
     let params = PatchParams {
         field_manager: Some(REPORTER.to_owned()),
         ..PatchParams::default()
     };
-    let patched = api.patch_status(pod.pod.name.as_str(), &params, &change);
+    let patched = api.patch_status(pod.pod.name.as_str(), &params, change);
     patched.await.map(drop)
 }
 

@@ -50,6 +50,11 @@ pub const KEYS: &[Key] = &[
         help: "Maximum number of pods of the node that are labelled or deleted per minute, 1 to 600",
     },
     Key {
+        name: "unknown_after_seconds",
+        default: Some("0"),
+        help: "How long pod-events may be away before the condition inpod.io/InMesh of its pods changes from True to Unknown; 0: never",
+    },
+    Key {
         name: "broken_pod_label_key",
         default: Some(keys::UNINITIALIZED),
         help: "The label's name",
@@ -102,6 +107,7 @@ pub struct Config {
     repair_wait_seconds: u32,
     #[serde(deserialize_with = "rate")]
     changes_per_minute: NonZeroU16,
+    unknown_after_seconds: u32,
     #[serde(deserialize_with = "label_key")]
     broken_pod_label_key: String,
     #[serde(deserialize_with = "label_value")]
@@ -149,6 +155,12 @@ impl Config {
 
     pub fn changes_per_minute(&self) -> NonZeroU16 {
         self.changes_per_minute
+    }
+
+    /// Returns the length of an absence of pod-events after which conditions become Unknown, or `None` for never.
+    pub fn unknown_after(&self) -> Option<Duration> {
+        let time = Duration::from_secs(self.unknown_after_seconds.into());
+        Some(time).filter(|time| !time.is_zero())
     }
 
     /// Returns the criteria by which the status of a pod shows missing redirection.
@@ -309,6 +321,10 @@ pub(crate) mod tests {
             (annotation, container, message, exit_code),
             (None, None, None, None)
         );
+        let away = |seconds: u32| config(&[("unknown_after_seconds", json!(seconds))]);
+        assert_eq!(away(0).unwrap().unknown_after(), None);
+        let minute = Some(Duration::from_secs(60));
+        assert_eq!(away(60).unwrap().unknown_after(), minute);
         let usual = config(&[]).unwrap().criteria();
         assert_eq!(usual.container.as_deref(), Some("istio-validation"));
         assert_eq!(usual.exit_code, Some(126));

@@ -2,6 +2,8 @@
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use tokio::{
     sync::watch,
@@ -10,6 +12,7 @@ use tokio::{
 
 use crate::{
     actions,
+    away::Away,
     config::Config,
     diagnosis::diagnose,
     enrollments::Enrollments,
@@ -20,7 +23,7 @@ use crate::{
     pods::{Pod, Pods},
 };
 
-/// The interval at which open cases are reconciled even if no pod changes.
+/// The interval of reconciles without a change, while a case is open or pod-events is away.
 const TICK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Changes within this time lead to a single reconcile.
@@ -34,6 +37,7 @@ pub(crate) struct Controller {
     pods: watch::Receiver<Pods>,
     enrollments: watch::Receiver<Enrollments>,
     escalation: Escalation,
+    away: Away,
 }
 
 impl Controller {
@@ -48,6 +52,7 @@ impl Controller {
         Self {
             events: Events::start(client.clone(), &config.node_name, metrics.clone()),
             escalation: Escalation::new(config.modes(), config.label(), bucket),
+            away: Away::new(config.unknown_after()),
             client,
             config,
             metrics,
@@ -59,12 +64,12 @@ impl Controller {
     pub(crate) async fn run(mut self) -> Infallible {
         loop {
             self.reconcile().await;
-            let has_open_cases = self.escalation.has_open_cases();
+            let is_waiting = self.escalation.has_open_cases() || self.away.is_counting();
             // Both senders live as long as the process: a panic of the tasks aborts the process.
             tokio::select! {
                 Ok(()) = self.pods.changed() => {}
                 Ok(()) = self.enrollments.changed() => {}
-                () = sleep(TICK_INTERVAL), if has_open_cases => continue,
+                () = sleep(TICK_INTERVAL), if is_waiting => continue,
             }
             sleep(COALESCE_DELAY).await;
         }
@@ -82,6 +87,22 @@ impl Controller {
             }
         }
         self.metrics.unhealthy(self.escalation.unhealthy());
+        self.mark_unknown(&known).await;
+    }
+
+    async fn mark_unknown(&mut self, known: &Pods) {
+        let absence = self.enrollments.borrow().absence();
+        let due = self.away.select(absence, known, Instant::now());
+        let Some(absence) = absence else { return };
+        let condition = absence.condition(&self.config.node_name, Timestamp::now());
+        let requests = due
+            .iter()
+            .map(|pod| actions::set_condition(&self.client, pod, &condition));
+        let answers = join_all(requests).await;
+        for (pod, answer) in due.iter().zip(answers) {
+            tracing::info!(pod = %pod.pod, uid = %pod.pod.uid, ?answer, "Requested the status Unknown for the condition of a pod");
+            self.away.record_result(pod, &answer, Instant::now());
+        }
     }
 
     async fn execute(&mut self, pod: &Pod, step: Step) {

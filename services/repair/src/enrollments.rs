@@ -11,11 +11,11 @@ use inpod_proto::{
     types::v1::PodRef,
 };
 use inpod_service::Readiness;
-use inpod_types::PodUid;
+use inpod_types::{PodUid, Reason};
 use tokio::{sync::watch, time::sleep};
 use tonic::{Request, Status, transport::Channel};
 
-use crate::enrollment_status::EnrollmentStatus;
+use crate::{away::Absence, enrollment_status::EnrollmentStatus};
 
 /// The condition that reports the stream. Readiness does not require the stream, because broken pods are also detected
 /// by their status.
@@ -26,27 +26,44 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The largest accepted message: the initial state of all pods of a node may exceed the default of 4 MiB.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
-/// The statuses by pod UID, or `None` while pod-events is not available.
-#[derive(Debug, Default)]
-pub(crate) struct Enrollments(Option<Statuses>);
+#[derive(Debug)]
+pub(crate) enum Enrollments {
+    /// The statuses by pod UID.
+    Available(Statuses),
+    Unavailable(Absence),
+}
 
 type Statuses = BTreeMap<PodUid, EnrollmentStatus>;
 
 impl Enrollments {
     pub(crate) fn get(&self, uid: &PodUid) -> EnrollmentStatus {
-        match &self.0 {
-            None => EnrollmentStatus::Unavailable,
-            Some(statuses) => statuses
+        match self {
+            Self::Unavailable(_) => EnrollmentStatus::Unavailable,
+            Self::Available(statuses) => statuses
                 .get(uid)
                 .cloned()
                 .unwrap_or(EnrollmentStatus::UnknownPod),
+        }
+    }
+
+    pub(crate) fn absence(&self) -> Option<Absence> {
+        match self {
+            Self::Unavailable(absence) => Some(*absence),
+            Self::Available(_) => None,
+        }
+    }
+
+    /// Marks the statuses as unavailable. A repeated failure continues the absence, unless pod-events has answered.
+    fn fail(&mut self, has_answered: bool) {
+        if has_answered || matches!(self, Self::Available(_)) {
+            *self = Self::Unavailable(Absence::begin());
         }
     }
 }
 
 /// Starts the subscription, whose receiver holds the enrollments.
 pub(crate) fn start(channel: Channel, conditions: Readiness) -> watch::Receiver<Enrollments> {
-    let (sender, enrollments) = watch::channel(Enrollments::default());
+    let (sender, enrollments) = watch::channel(Enrollments::Unavailable(Absence::begin()));
     let subscriber = Subscriber {
         enrollments: sender,
         conditions,
@@ -67,11 +84,16 @@ struct Subscriber {
 impl Subscriber {
     async fn run(self, client: PodEventsServiceClient<Channel>) {
         loop {
-            let why = match self.receive(client.clone()).await {
-                Ok(()) => "pod-events ended the stream".to_owned(),
-                Err(status) => failure_of(&status).to_string(),
+            let (why, has_answered) = match self.receive(client.clone()).await {
+                Ok(()) => ("pod-events ended the stream".to_owned(), false),
+                Err(status) => {
+                    let failure = failure_of(&status);
+                    // A pod-events that refuses this caller still updates the pods' conditions.
+                    (failure.to_string(), failure.reason == Reason::CallerRefused)
+                }
             };
-            self.enrollments.send_replace(Enrollments(None));
+            self.enrollments
+                .send_modify(|enrollments| enrollments.fail(has_answered));
             self.conditions.set(CONDITION, Err(why));
             sleep(RETRY_INTERVAL).await;
         }
@@ -94,12 +116,14 @@ impl Subscriber {
     fn handle(&self, initial: &mut Option<Statuses>, event: Event) {
         if matches!(event, Event::StateComplete(_)) && initial.is_some() {
             self.conditions.set(CONDITION, Ok(()));
-            self.enrollments.send_replace(Enrollments(initial.take()));
+            let statuses = initial.take().unwrap_or_default();
+            self.enrollments
+                .send_replace(Enrollments::Available(statuses));
         } else if let Some(statuses) = initial {
             apply(statuses, event);
         } else {
             self.enrollments.send_modify(|enrollments| {
-                if let Some(statuses) = &mut enrollments.0 {
+                if let Enrollments::Available(statuses) = enrollments {
                     apply(statuses, event);
                 }
             });
@@ -156,7 +180,7 @@ mod tests {
 
     #[test]
     fn nothing_is_known_before_the_initial_state_is_complete_and_then_each_change_counts() {
-        let (sender, enrollments) = watch::channel(Enrollments::default());
+        let (sender, enrollments) = watch::channel(Enrollments::Unavailable(Absence::begin()));
         let subscriber = Subscriber {
             enrollments: sender,
             conditions: Readiness::default(),
@@ -174,5 +198,18 @@ mod tests {
         assert!(initial.is_none());
         assert_eq!(of("a"), EnrollmentStatus::UnknownPod);
         assert!(matches!(of("b"), EnrollmentStatus::Desired(_)));
+    }
+
+    #[test]
+    fn an_absence_lasts_until_pod_events_answers() {
+        let mut enrollments = Enrollments::Available(Statuses::new());
+        assert_eq!(enrollments.absence(), None);
+        enrollments.fail(false);
+        let first = enrollments.absence();
+        assert!(first.is_some());
+        enrollments.fail(false);
+        assert_eq!(enrollments.absence(), first);
+        enrollments.fail(true);
+        assert_ne!(enrollments.absence(), first, "a refusal is an answer");
     }
 }

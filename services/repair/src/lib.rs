@@ -6,9 +6,13 @@
 //! rules to the running pod, then a label, then a deletion. All of these are pure functions; `actions` sends the
 //! requests. This service has no privileges in the kernel; only pod-events repairs in place.
 //!
-//! Decisions follow from the current state of the pods. A restart loses only how long redirection has been missing.
+//! [`away`] decides about the pods' condition `inpod.io/InMesh` while pod-events does not answer.
+//!
+//! Decisions follow from the current state of the pods. A restart loses only how long redirection has been missing, and
+//! how long pod-events has been away.
 
 mod actions;
+pub mod away;
 pub mod config;
 mod controller;
 pub mod detect;
@@ -21,6 +25,8 @@ mod events;
 pub mod limit;
 pub mod metrics;
 pub mod pods;
+#[cfg(test)]
+mod testing;
 
 use std::{path::Path, sync::Arc};
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::StreamExt as _;
 use inpod_service::Readiness;
-use inpod_types::{PodRef, PodUid, with_causes};
+use inpod_types::{PodRef, PodUid, keys, with_causes};
 use k8s_openapi::api::core::v1 as k8s;
 use kube::{
     Api, Client,
@@ -35,6 +35,8 @@ pub struct Pod {
     /// The deletion of the pod was requested, or its containers have ended for good.
     pub is_ending: bool,
     pub failed_init: Option<FailedInit>,
+    /// The condition `inpod.io/InMesh` is True.
+    pub is_in_mesh: bool,
 }
 
 impl Pod {
@@ -56,8 +58,14 @@ impl Pod {
             label: meta.labels.as_ref().and_then(|all| all.get(label).cloned()),
             is_ending: meta.deletion_timestamp.is_some() || has_ended,
             failed_init: criteria.find(pod),
+            is_in_mesh: pod.status.as_ref().is_some_and(is_in_mesh),
         })
     }
+}
+
+fn is_in_mesh(status: &k8s::PodStatus) -> bool {
+    let mut conditions = status.conditions.iter().flatten();
+    conditions.any(|condition| condition.type_ == keys::IN_MESH && condition.status == "True")
 }
 
 pub(crate) type Pods = BTreeMap<PodUid, Arc<Pod>>;
@@ -195,6 +203,16 @@ mod tests {
             assert!(read(&ending).is_ending, "{ending}");
         }
         assert!(!read(&json!({"/status/phase": "Running"})).is_ending);
+        for (kind, status, is_in_mesh) in [
+            ("inpod.io/InMesh", "True", true),
+            ("inpod.io/InMesh", "False", false),
+            ("inpod.io/InMesh", "Unknown", false),
+            ("Ready", "True", false),
+        ] {
+            let conditions = json!([{"type": kind, "status": status}]);
+            let pod = read(&json!({"/status/conditions": conditions}));
+            assert_eq!(pod.is_in_mesh, is_in_mesh, "{kind} {status}");
+        }
     }
 
     fn pod_watcher() -> (PodWatcher, watch::Receiver<Pods>) {

@@ -140,7 +140,7 @@
 {{/* Settings of repair; its rights follow from them. */}}
 {{- define "inpod.repairSettings" -}}
 {{- with .Values.repair }}
-{{- $chart := dict "repair_pods" .repairPods "label_pods" .labelPods "delete_pods" .deletePods "init_container_name" .initContainerName "broken_pod_label_key" .brokenPodLabelKey "broken_pod_label_value" (toString .brokenPodLabelValue) }}
+{{- $chart := dict "repair_pods" .repairPods "label_pods" .labelPods "delete_pods" .deletePods "unknown_after_seconds" .unknownAfterSeconds "init_container_name" .initContainerName "broken_pod_label_key" .brokenPodLabelKey "broken_pod_label_value" (toString .brokenPodLabelValue) }}
 {{- mergeOverwrite $chart (deepCopy (default dict .settings)) | toJson }}
 {{- end }}
 {{- end }}

@@ -101,7 +101,7 @@ cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- if or (hasKey $.settings $name) (hasKey (default dict (get $ $service).settings) $name) }}{{ $_ := set $no (printf "settings.%s" $name) "the chart sets it to match mounts and probes; see runDir, stateDir, ztunnelDir, cniConfDir, cniBinDir, topology, splitPeer and healthPort" }}{{ end }}
 {{- end }}
 {{- end }}
-{{- range $name, $value := dict "repair_pods" "repairPods" "label_pods" "labelPods" "delete_pods" "deletePods" "init_container_name" "initContainerName" "broken_pod_label_key" "brokenPodLabelKey" "broken_pod_label_value" "brokenPodLabelValue" }}
+{{- range $name, $value := dict "repair_pods" "repairPods" "label_pods" "labelPods" "delete_pods" "deletePods" "unknown_after_seconds" "unknownAfterSeconds" "init_container_name" "initContainerName" "broken_pod_label_key" "brokenPodLabelKey" "broken_pod_label_value" "brokenPodLabelValue" }}
 {{- if hasKey (default dict $.repair.settings) $name }}{{ $_ := set $no (printf "repair.settings.%s" $name) (printf "the chart derives the rights from a value; set repair.%s" $value) }}{{ end }}
 {{- end }}
 {{- if hasKey (default dict .podEvents.settings) "startup_taints" }}{{ $_ := set $no "podEvents.settings.startup_taints" "the chart derives the rights from a value; set startupTaints" }}{{ end }}

@@ -141,8 +141,9 @@ impl Platform {
 }
 
 /// Overlays of `repair`, each with the permission it adds: API group, resource, verb.
-pub(crate) const OVER: [(&str, &str, &str); 2] = [
+pub(crate) const OVER: [(&str, &str, &str); 3] = [
     ("repair-label", "pods/status", "patch"),
+    ("repair-unknown", "pods/status", "patch"),
     ("repair-delete", "pods", "delete"),
 ];
 

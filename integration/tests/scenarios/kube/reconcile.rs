@@ -1,7 +1,7 @@
 //! Every way into the mesh and out of it for a real API server's pods, in the kernel and with traffic.
 
 mod admitted_unenrolled;
-mod demanded;
+pub(crate) mod demanded;
 mod ends;
 mod found;
 mod labels;

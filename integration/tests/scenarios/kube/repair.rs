@@ -1,6 +1,7 @@
 //! repair at a real API server with exactly the chart's permissions for each action: what it reports, labels, deletes
 //! and leaves alone. pod-events is scripted unless the real one is named.
 
+mod away;
 mod fake;
 mod fixture;
 mod real;

@@ -1,7 +1,7 @@
 use std::num::NonZeroU16;
 
 use super::*;
-use crate::{detect::FailedInit, diagnosis::MissingRedirection};
+use crate::{detect::FailedInit, diagnosis::MissingRedirection, testing};
 
 const WAIT: Duration = Duration::from_secs(30);
 
@@ -65,20 +65,14 @@ fn describe(step: &Step) -> String {
 
 fn pod(name: &str, label: Option<&str>) -> Pod {
     Pod {
-        pod: inpod_types::PodRef {
-            namespace: "shop".parse().unwrap(),
-            name: name.parse().unwrap(),
-            uid: format!("uid-of-{name}").parse().unwrap(),
-        },
-        version: "7".to_owned(),
         label: label.map(str::to_owned),
-        is_ending: false,
         failed_init: Some(FailedInit {
             container: "istio-validation".to_owned(),
             exit_code: 126,
             message: String::new(),
             started_at: None,
         }),
+        ..testing::pod(name)
     }
 }
 

@@ -19,7 +19,7 @@ fn demand_of_pod(cluster: &Cluster, name: &str, value: &str) {
 }
 
 /// Waits until a pod has the condition, and returns its message.
-fn until_condition(cluster: &Cluster, name: &str, status: &str, reason: &str) -> String {
+pub(crate) fn until_condition(cluster: &Cluster, name: &str, status: &str, reason: &str) -> String {
     eventually("the pod has the condition", TIMEOUT, || {
         let object = cluster.server.get(&cluster.path(name))?;
         let all = object.pointer(CONDITIONS).and_then(Value::as_array);

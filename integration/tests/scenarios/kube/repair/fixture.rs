@@ -24,6 +24,7 @@ pub(crate) enum Action {
     Repair,
     Label,
     Delete,
+    Unknown,
 }
 
 pub(crate) const LABEL: &str = "/metadata/labels/cni.istio.io~1uninitialized";
@@ -40,6 +41,7 @@ pub(crate) fn deployed(server: &ApiServer, action: Action) -> &'static str {
         Action::Repair => ("inpod-repair", None),
         Action::Label => ("inpod-repair-label", Some("repair-label")),
         Action::Delete => ("inpod-repair-delete", Some("repair-delete")),
+        Action::Unknown => ("inpod-repair-unknown", Some("repair-unknown")),
     };
     let mut deployed = DEPLOYED.lock().unwrap_or_else(PoisonError::into_inner);
     if !deployed.contains(&name) {

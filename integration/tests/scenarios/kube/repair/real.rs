@@ -1,5 +1,7 @@
 //! repair beside the real pod-events on a complete node.
 
+use std::path::{Path, PathBuf};
+
 use anyhow::ensure;
 use integration::{Pod, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
@@ -26,32 +28,30 @@ fn fail(cluster: &Cluster, pod: &Pod) {
         .unwrap();
 }
 
+/// Writes repair's identity on the node to a kubeconfig.
+pub(crate) fn kubeconfig(cluster: &Cluster, action: Action) -> PathBuf {
+    let account = deployed(&cluster.server, action);
+    let (server, node) = (&cluster.server, &cluster.node);
+    let kubeconfig = server.kubeconfig_for(account, node.name()).unwrap();
+    let path = node.kubeconfig().with_file_name("kubeconfig-of-repair");
+    std::fs::write(&path, kubeconfig).unwrap();
+    path
+}
+
+pub(crate) fn start(cluster: &Cluster, kubeconfig: &Path, more: &[&str]) {
+    let path = kubeconfig.display().to_string();
+    let node = cluster.node.name();
+    let usual = ["--peer", "uid", "--node-name", node, "--kubeconfig", &path];
+    let settings = [&usual[..], more].concat();
+    cluster.node.start_with("repair", &settings).unwrap();
+}
+
 #[test]
 fn a_pod_that_the_real_pod_events_redirects_while_it_runs_is_reported_as_repaired() {
     let cluster = Cluster::shared();
-    let account = deployed(&cluster.server, Action::Repair);
-    let kubeconfig = cluster
-        .server
-        .kubeconfig_for(account, cluster.node.name())
-        .unwrap();
-    let path = cluster
-        .node
-        .kubeconfig()
-        .with_file_name("kubeconfig-of-repair");
-    std::fs::write(&path, kubeconfig).unwrap();
-    let path = path.display().to_string();
+    let kubeconfig = kubeconfig(&cluster, Action::Repair);
     // An ambient pod, independent of how a sidecar is recognised; its init container looks the same.
-    let settings = [
-        "--peer",
-        "uid",
-        "--node-name",
-        cluster.node.name(),
-        "--kubeconfig",
-        &path,
-        "--sidecar-annotation",
-        "",
-    ];
-    cluster.node.start_with("repair", &settings).unwrap();
+    start(&cluster, &kubeconfig, &["--sidecar-annotation", ""]);
     cluster.node.stop("netconfig", Signal::SIGTERM).unwrap();
     let uid = cluster.create(&cluster.object("web", None));
     let pod = cluster.sandbox("web", &uid);

@@ -11,6 +11,7 @@ use crate::kube::repair::fixture::{Action, Fixture};
 const IN_FORCE: Duration = Duration::from_secs(120);
 
 const PATCH: (&str, &str) = ("PATCH", "application/merge-patch+json");
+const STRATEGIC: (&str, &str) = ("PATCH", "application/strategic-merge-patch+json");
 const DELETE: (&str, &str) = ("DELETE", "application/json");
 
 struct Token {
@@ -129,6 +130,52 @@ fn with_deletion_alone_on_only_the_nodes_pods_that_failed_are_deleted() {
         "cannot patch resource",
     );
     token.ask(DELETE, &web, &json!({})).unwrap();
+}
+
+#[test]
+fn with_unknown_alone_on_only_true_becomes_unknown() {
+    let token = Token::new(Action::Unknown);
+    let [web, far] = ["web", "far"].map(|name| format!("{}/status", token.fixture.path(name)));
+    let set = |kind: &str, status: &str| json!([{"type": kind, "status": status}]);
+    let change = |all: &Value| json!({"status": {"conditions": all}});
+    let as_others = |path: &str, all: &Value| {
+        let server = &token.fixture.server;
+        let done = server.ask_as("admin", STRATEGIC, path, &change(all));
+        done.unwrap();
+    };
+    let ours = "inpod.io/InMesh";
+    for path in [&web, &far] {
+        as_others(path, &set(ours, "True"));
+        as_others(path, &set("Ready", "False"));
+    }
+    let unknown = set(ours, "Unknown");
+    token.refuses(STRATEGIC, &far, &change(&unknown), "its own node only");
+    let (only, nothing) = ("only from True to Unknown", "nothing of a pod's status but");
+    for (all, words) in [
+        (set(ours, "False"), only),
+        (json!([{"type": ours, "$patch": "delete"}]), only),
+        (set("Ready", "True"), nothing),
+        (set("Ready", "Unknown"), nothing),
+        (set("example.com/Other", "Unknown"), nothing),
+        (
+            json!([unknown[0], {"type": "Ready", "$patch": "delete"}]),
+            nothing,
+        ),
+    ] {
+        token.refuses(STRATEGIC, &web, &change(&all), words);
+    }
+    let failed = json!({"status": {"phase": "Failed"}});
+    token.refuses(PATCH, &web, &failed, nothing);
+    token.refuses(PATCH, &web, &label(Some("true")), "changes no label");
+    let change_unknown = change(&unknown);
+    token.ask(STRATEGIC, &web, &change_unknown).unwrap();
+    token.refuses(STRATEGIC, &web, &change(&set(ours, "True")), only);
+    as_others(&web, &set(ours, "False"));
+    token.refuses(STRATEGIC, &web, &change_unknown, only);
+    as_others(&web, &json!([{"type": ours, "$patch": "delete"}]));
+    token.refuses(STRATEGIC, &web, &change_unknown, only);
+    let pod = token.fixture.path("web");
+    token.refuses(DELETE, &pod, &json!({}), "cannot delete resource");
 }
 
 #[test]

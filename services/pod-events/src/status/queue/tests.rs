@@ -150,6 +150,31 @@ fn a_condition_is_written_with_the_annotation_and_once_per_change() {
 }
 
 #[test]
+fn a_condition_set_to_unknown_by_repair_is_replaced_once() {
+    let mut fixture = Fixture::new();
+    let (now, met) = (fixture.now, both(None));
+    let unknown = ShownCondition {
+        status: "Unknown".to_owned(),
+        reason: "AgentAway".to_owned(),
+    };
+    let shown = Pod {
+        in_mesh: Some(unknown.clone()),
+        ..showing(&met)
+    };
+    let queue = &mut fixture.queue;
+    queue.observe(&shown, DesiredStatus::default(), None, now);
+    assert_eq!(queue.next(now), None, "not verified by this process yet");
+    queue.observe(&shown, met.clone(), None, now);
+    let request = queue.next(now).unwrap();
+    assert_eq!(request.status.annotation, None);
+    assert_eq!(request.status.condition, met.condition);
+    assert_eq!(request.condition_before, Some(unknown));
+    queue.complete(&request, PatchOutcome::Accepted, now);
+    queue.observe(&showing(&met), met, None, now);
+    assert_eq!(queue.next(now), None);
+}
+
+#[test]
 fn an_annotation_is_written_where_conditions_are_refused() {
     let mut fixture = Fixture::new();
     fixture
