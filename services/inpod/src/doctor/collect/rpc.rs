@@ -103,7 +103,11 @@ async fn read_states(node: &Node) -> Observed<Vec<NetnsState>> {
         let response = stream.message().await;
         let response = response.map_err(|status| node.error(NETCONFIG, &status).first_line())?;
         match response.and_then(|response| response.event) {
-            Some(Event::State(state)) => states.push(state),
+            Some(Event::State(state)) => {
+                // A state that changes meanwhile is sent again.
+                states.retain(|known: &NetnsState| known.sandbox != state.sandbox);
+                states.push(state);
+            }
             Some(Event::StateComplete(_)) => return Ok(states),
             Some(Event::InstanceId(_) | Event::ClaimReleased(_)) => {}
             None => return Err("netconfig ended the stream".to_owned()),
