@@ -106,8 +106,8 @@ impl RepairBackoff {
         (until > now).then_some(until)
     }
 
-    /// Returns until when another agent may yet undo a repair that was delayed; `None` if no proof is missing. An agent
-    /// that fights over the rules undoes a repair within the shortest delay.
+    /// Returns until when another agent may yet undo a repair that was delayed; `None` if no proof is missing. Another
+    /// agent in a contest over the rules undoes a repair within the shortest delay.
     pub fn unproven_until(&self, now: Instant) -> Option<Instant> {
         let until = self.last? + MIN_DELAY;
         (self.repairs > IMMEDIATE_REPAIRS && until > now).then_some(until)
