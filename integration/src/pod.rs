@@ -205,22 +205,16 @@ impl Pod {
     pub fn traces(&self) -> anyhow::Result<Vec<String>> {
         let commands: [&[&str]; 5] = [
             &["nft", "list", "tables"],
-            &["ip", "rule", "list", "pref", "32764"],
-            &["ip", "-6", "rule", "list", "pref", "32764"],
-            &["ip", "route", "show", "table", "100"],
-            &["ip", "-6", "route", "show", "table", "100"],
+            &["ip", "rule"],
+            &["ip", "-6", "rule"],
+            &["ip", "route", "show", "table", "all"],
+            &["ip", "-6", "route", "show", "table", "all"],
         ];
         let mut traces = Vec::new();
         for command in commands {
-            // For a routing table that never had a route, ip reports an error.
-            let text = self.exec(command).or_else(|error| {
-                if command.contains(&"100") {
-                    Ok(String::new())
-                } else {
-                    Err(error)
-                }
-            })?;
-            traces.extend(text.lines().map(str::to_owned));
+            let text = self.exec(command)?;
+            let is_own = |line: &&str| command.contains(&"nft") || line.contains("proto 105");
+            traces.extend(text.lines().filter(is_own).map(str::to_owned));
         }
         Ok(traces)
     }

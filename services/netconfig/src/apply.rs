@@ -263,8 +263,7 @@ fn apply_plan(
     let mut attempts = APPLY_ATTEMPTS;
     loop {
         attempts -= 1;
-        let steps = plan.steps(&before, &tag);
-        let failure = match run_steps(session, plan, &steps, before, &tag, &mut undo) {
+        let failure = match run_plan(session, plan, before, &tag, &mut undo) {
             Ok(after) => return Ok((true, after)),
             Err(failure) => failure,
         };
@@ -278,20 +277,21 @@ fn apply_plan(
     }
 }
 
-fn run_steps(
+fn run_plan(
     session: &mut NetnsSession<'_>,
     plan: &Plan,
-    steps: &[Step],
     before: State,
     tag: &Tag,
     undo: &mut Undo,
 ) -> Result<State, ApplyError> {
+    before.routing.items(&plan.routing)?;
+    let steps = plan.steps(&before, tag);
     let mut progress = Progress {
         before,
         interim: None,
         unclosed: Connections::default(),
     };
-    for step in steps {
+    for step in &steps {
         execute(session, plan, step, tag, undo, &mut progress)?;
     }
     if plan.needs_address() {
@@ -340,10 +340,9 @@ fn execute(
             }
         }
         Step::Add(item) => {
-            session.visit.routes.add(*item)?;
-            undo.added_routing.push(*item);
+            session.visit.routes.add(item)?;
+            undo.record(item);
         }
-        Step::Adopt(item) => session.visit.routes.adopt(*item)?,
         Step::WriteNewOnly(change) => {
             undo.tables_written = true;
             let seen = progress.seen(session)?;
@@ -366,7 +365,7 @@ fn execute(
             let unclosed = &progress.unclosed;
             conntrack::flush_existing(session.conntrack(), families, unclosed, &proxied)?;
         }
-        Step::Delete(item) => session.visit.routes.delete(*item)?,
+        Step::Delete(item) => session.visit.routes.delete(item)?,
         Step::FlushDns(captured) => conntrack::flush_dns(session.conntrack(), captured)?,
     }
     Ok(())

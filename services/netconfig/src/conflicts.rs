@@ -47,7 +47,7 @@ pub enum Kind {
     Drops,
     /// Containers behind a bridge of the pod cannot connect.
     Bridge,
-    /// An ip rule matches inpod's marks.
+    /// An ip rule matches ztunnel's mark.
     MarkedRule,
     /// Strict reverse path filtering drops packets from outside.
     RpFilter,

@@ -10,7 +10,7 @@ use inpod_types::{InvalidIdentifier, NetnsId, PodUid, SandboxRef};
 
 pub(crate) use self::failure::IntoFailure;
 use crate::netns_session::ReachError;
-pub use crate::{inspect::InspectError, netlink::KernelError};
+pub use crate::{inspect::InspectError, netlink::KernelError, routes::Blocked};
 pub use probes::{ClearError, ProbeSetError, SetAddressesError};
 
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +22,9 @@ pub enum ApplyError {
     /// The rules are applied, but connections bypassing ztunnel could not be counted.
     #[error("the rules are applied")]
     Inspect(#[from] InspectError),
+    /// Foreign routing is in the way; no rules were written.
+    #[error("cannot apply the rules")]
+    Blocked(#[from] Blocked),
     /// ztunnel does not listen where the rules would lead; no rules were written.
     #[error("cannot apply the rules")]
     Listeners(#[from] ListenerError),
@@ -92,7 +95,11 @@ impl ApplyError {
             Self::Kernel { undo_failures, .. }
             | Self::Differs { undo_failures, .. }
             | Self::ProbeSet { undo_failures, .. } => undo_failures.extend(failures),
-            Self::Reach(_) | Self::NoIpv6(_) | Self::Inspect(_) | Self::Listeners(_) => {
+            Self::Reach(_)
+            | Self::NoIpv6(_)
+            | Self::Inspect(_)
+            | Self::Blocked(_)
+            | Self::Listeners(_) => {
                 for failure in failures {
                     tracing::warn!(failure, "Cannot undo a failed apply");
                 }

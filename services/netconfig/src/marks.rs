@@ -1,7 +1,7 @@
 //! Marks, ports, tables and zones shared with ztunnel and with a sidecar's proxy. ztunnel's values are fixed in its
 //! source; Istio's node agent uses the same values (services/docs/facts/istio-ambient.md, 1.8).
 
-use std::fmt;
+use std::{fmt, ops::RangeInclusive};
 
 /// A mark within inpod's bits, which are the only bits that inpod reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,12 @@ impl Mark {
 
     /// Returns whether a packet with this mark and no other bit matches a condition on these bits.
     pub(crate) const fn matches(self, condition: Self) -> bool {
-        self.mask & condition.mask != 0 && self.value & condition.mask == condition.value
+        self.mask & condition.mask != 0 && self.meets(condition)
+    }
+
+    /// Returns whether a packet with this mark and no other bit meets a condition, which may be about other bits.
+    pub(crate) const fn meets(self, condition: Self) -> bool {
+        self.value & condition.mask == condition.value
     }
 
     pub(crate) const fn value(self) -> u32 {
@@ -63,14 +68,14 @@ const OUR_BITS: u32 = 0xfff;
 pub(crate) const FROM_ZTUNNEL: Mark = Mark::ours(0x539);
 
 /// The mark on connections that ztunnel opens to the application from the client's address, and on their replies,
-/// which return through [`ZTUNNEL_TABLE`]. Only inpod's rules use the mark; the value is Istio's.
+/// which return to ztunnel through a routing table of inpod. Only inpod's rules use the mark; the value is Istio's.
 pub(crate) const TO_ZTUNNEL: Mark = Mark::ours(0x111);
 
 /// The mark on sockets of a sidecar's proxy that connect to the application from a client's address
 /// (services/docs/facts/istio-sidecar.md, 4.4.2).
 pub(crate) const FROM_PROXY: Mark = Mark::ours(0x539);
 
-/// The mark on packets that [`PROXY_TABLE`] delivers to a sidecar's proxy. Istio uses [`FROM_PROXY`] instead, and
+/// The mark on packets that a routing table of inpod delivers to a sidecar's proxy. Istio uses [`FROM_PROXY`] instead, and
 /// its rules treat every packet with [`FROM_PROXY`] as the proxy's: where Istio's rules still exist, a client's
 /// connection would be mistaken for the proxy's connection to the application.
 pub(crate) const TO_PROXY: Mark = Mark::ours(0x53b);
@@ -78,10 +83,6 @@ pub(crate) const TO_PROXY: Mark = Mark::ours(0x53b);
 /// The mark on packets from a sidecar's proxy to the pod that TPROXY returns to the proxy
 /// (services/docs/facts/istio-sidecar.md, 4.4.2).
 pub(crate) const PROXY_TO_POD: Mark = Mark::ours(0x53a);
-
-/// The routing table that delivers everything locally, for a sidecar's proxy (services/docs/facts/istio-sidecar.md,
-/// 4.4.2).
-pub(crate) const PROXY_TABLE: u8 = 133;
 
 /// Zones of DNS queries from and to a sidecar's proxy (services/docs/facts/istio-sidecar.md, 4.4.5).
 pub(crate) const PROXY_DNS_ZONE: u16 = 1;
@@ -115,11 +116,23 @@ pub(crate) const RESERVED_PORTS: [u16; 4] = [
     ZTUNNEL_DNS_PORT,
 ];
 
-/// The routing table that delivers everything locally, for ztunnel.
-pub(crate) const ZTUNNEL_TABLE: u8 = 100;
+/// The routing tables that inpod may use in a pod. Nothing else reads the numbers, so inpod uses the first tables that
+/// no other program uses: even numbers for ztunnel, odd ones for a sidecar's proxy. The range avoids the tables that CNI
+/// plugins, VPNs and Istio choose (services/docs/decisions/101-own-routing-table.md).
+pub(crate) const TABLES: RangeInclusive<u32> = 10_500..=10_627;
 
-/// The priority of inpod's ip rules, which come before the ip rules for tables main and default (32766, 32767).
-pub(crate) const RULE_PRIORITY: u32 = 32764;
+/// The highest priority number of inpod's ip rules in a pod. inpod takes a smaller number where a foreign rule could
+/// take the same packets before.
+pub(crate) const RULE_PRIORITY: u32 = 500;
+
+/// The priority of the main table's ip rule (fib_default_rules_init in net/ipv4/fib_rules.c).
+pub(crate) const MAIN_RULE_PRIORITY: u32 = 0x7ffe;
+
+/// The routing tables and the priority of Istio's node agent and Istio's sidecar installer, and of releases of inpod up
+/// to 0.1 (services/docs/facts/istio-ambient.md, 1.8; services/docs/facts/istio-sidecar.md, 4.4.2).
+pub(crate) const ISTIO_ZTUNNEL_TABLE: u32 = 100;
+pub(crate) const ISTIO_PROXY_TABLE: u32 = 133;
+pub(crate) const ISTIO_RULE_PRIORITY: u32 = 32764;
 
 #[cfg(test)]
 mod tests {

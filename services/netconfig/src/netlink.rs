@@ -8,7 +8,7 @@ mod error;
 mod message;
 pub(crate) mod own;
 mod raw;
-pub(crate) mod route;
+pub(crate) mod rt;
 
 pub use error::KernelError;
 pub(crate) use error::retry_on_race;

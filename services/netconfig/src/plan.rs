@@ -9,7 +9,7 @@ use crate::{
     family::Family,
     marks::{RESERVED_PORTS, ZTUNNEL_DNS_PORT},
     nftables::{Author, Observed},
-    routes::{self, Item, Part, Routing},
+    routes::{self, Item, Need, Part, Routing},
     rules::{
         Expr, Fingerprint, Form, Network, Rule, SCHEMA, Table, Tag, Transport, ambient::RAW,
         sidecar::PASSTHROUGH_V6,
@@ -53,7 +53,7 @@ impl State {
     /// Returns whether rules or routing of Istio's sidecar installer are left.
     pub(crate) fn has_sidecar(&self) -> bool {
         let left = self.nftables.leftovers.has(|it| it == Author::Sidecar);
-        left || !self.routing.incumbents().is_empty()
+        left || !self.routing.sidecar_items().is_empty()
     }
 
     pub(crate) fn is_of_sidecar(&self) -> bool {
@@ -66,7 +66,7 @@ impl State {
         let uses_address = self
             .our_tables()
             .any(|table| table.has(|expr| *expr == returning));
-        self.routing.ours(uses_address)
+        self.routing.own_items(uses_address)
     }
 
     pub(crate) fn our_tables(&self) -> impl Iterator<Item = &Table> {
@@ -116,8 +116,8 @@ pub(crate) struct Plan {
     /// Tables written before `tables` if uncaptured connections may exist: the same rules, restricted to new
     /// connections. Empty if `tables` capture only new connections themselves.
     pub(crate) new_only: Vec<Table>,
-    /// The desired routing, in the order of addition.
-    pub(crate) routing: Vec<Item>,
+    /// The routing that the tables need, in the order of addition. The state decides about the numbers.
+    pub(crate) routing: Vec<Need>,
     pub(crate) fingerprint: Fingerprint,
 }
 
@@ -166,7 +166,7 @@ impl Plan {
     }
 }
 
-fn fingerprint(tables: &[Table], routing: &[Item]) -> Fingerprint {
+fn fingerprint(tables: &[Table], routing: &[Need]) -> Fingerprint {
     let tables: String = tables.iter().map(ToString::to_string).collect();
     let routing = routing.iter();
     let routing: String = routing

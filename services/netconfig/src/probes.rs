@@ -2,7 +2,8 @@
 //! not capture. Otherwise it would reach ztunnel, which may demand an identity.
 //!
 //! A set in the node's packet filter holds all pods' addresses, with sandbox names as comments. The kernel's elements
-//! are the state: a restart reads them and removes nothing. This is netconfig's only change to its own netns.
+//! are the state: a restart reads them and removes nothing. Pods with a branch ENI also need ip rules (`eni`). Both are
+//! netconfig's only changes to its own netns, with the same owners, reads, repairs and release.
 
 mod eni;
 mod nft;
@@ -247,7 +248,7 @@ impl ProbeSet {
         result.map(drop)
     }
 
-    /// Returns whether it is in sync afterwards.
+    /// Returns whether everything is in sync afterwards.
     fn reconcile(&self, now: Instant, trigger: Trigger) -> bool {
         let Some(mut state) = self.lock() else {
             return true;
@@ -267,20 +268,22 @@ impl ProbeSet {
         trigger: Trigger,
     ) -> Result<(), String> {
         let describe_error = |error: ProbeSetError| with_causes(&error);
-        let differences = state.read().map_err(describe_error)?;
-        if differences.is_empty() {
+        let found = state.read().map_err(describe_error)?;
+        if found.is_empty() {
             return Ok(());
         }
-        let differences = differences.join("; ");
+        let differences = found.sentences().join("; ");
         if !self.budget.lock().allows(now) {
             return Err(format!("another process keeps changing it: {differences}"));
         }
-        state.write().map_err(describe_error)?;
+        state.mend(&found).map_err(describe_error)?;
         match trigger {
-            Trigger::Own => tracing::info!(differences, "Rewrote the node's probe set"),
+            Trigger::Own => {
+                tracing::info!(differences, "Rewrote what inpod keeps in the node's netns");
+            }
             Trigger::External => {
                 self.counts.restores.inc();
-                tracing::warn!(differences, "Repaired the node's probe set");
+                tracing::warn!(differences, "Repaired what inpod keeps in the node's netns");
             }
         }
         Ok(())

@@ -28,7 +28,7 @@ fn a_deletion_that_first_sets_lo_down_is_no_drift() {
     })
     .unwrap();
     // The report of this change follows the report of the other one.
-    other.exec(&["ip", "rule", "del", "pref", "32764"]).unwrap();
+    other.exec(&["ip", "rule", "del", "pref", "500"]).unwrap();
     eventually("a change of another pod is repaired", TIMEOUT, || {
         ensure!(drift()? > 0.0);
         anyhow::Ok(())

@@ -581,7 +581,7 @@ fn routes_lost_while_lo_was_down_are_restored() {
         }
         eventually(&format!("it is repaired after lo {step}"), TIMEOUT, || {
             ensure!(repairs() > before);
-            let routes = pod.exec(&["ip", "-6", "route", "show", "table", "100"])?;
+            let routes = pod.exec(&["ip", "-6", "route", "show", "table", "10500"])?;
             ensure!(routes.contains("local default dev lo"), "{routes}");
             anyhow::Ok(())
         })
@@ -604,7 +604,7 @@ fn what_was_repaired_is_counted_by_kind() {
     })
     .unwrap();
     node.until_whole(&pod.spec).unwrap();
-    pod.exec(&["ip", "rule", "del", "pref", "32764"]).unwrap();
+    pod.exec(&["ip", "rule", "del", "pref", "500"]).unwrap();
     eventually("the change is counted", TIMEOUT, || {
         ensure!(count("changed") == 1);
         anyhow::Ok(())

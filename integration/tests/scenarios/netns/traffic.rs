@@ -179,11 +179,11 @@ fn without_the_mangle_rules_for_output_the_answers_do_not_come_back_to_ztunnel()
 #[test]
 fn without_the_ip_rule_the_answers_do_not_come_back_to_ztunnel() {
     breaks(
-        &[&["ip", "rule", "del", "pref", "32764"]],
+        &[&["ip", "rule", "del", "pref", "500"]],
         Mesh::reached_from_outside_v4,
     );
     breaks(
-        &[&["ip", "-6", "rule", "del", "pref", "32764"]],
+        &[&["ip", "-6", "rule", "del", "pref", "500"]],
         Mesh::reached_from_outside_v6,
     );
 }
@@ -191,11 +191,11 @@ fn without_the_ip_rule_the_answers_do_not_come_back_to_ztunnel() {
 #[test]
 fn without_the_route_the_answers_do_not_come_back_to_ztunnel() {
     breaks(
-        &[&["ip", "route", "flush", "table", "100"]],
+        &[&["ip", "route", "flush", "table", "10500"]],
         Mesh::reached_from_outside_v4,
     );
     breaks(
-        &[&["ip", "-6", "route", "flush", "table", "100"]],
+        &[&["ip", "-6", "route", "flush", "table", "10500"]],
         Mesh::reached_from_outside_v6,
     );
 }
@@ -238,9 +238,9 @@ fn rules_an_ip_rule_and_a_route_that_somebody_takes_away_are_put_back_at_once_an
             &["nft", "flush", "ruleset"][..],
             "table inpod-nat is missing",
         ),
-        (&["ip", "rule", "del", "pref", "32764"], "the IPv4 ip rule"),
+        (&["ip", "rule", "del", "pref", "500"], "the IPv4 ip rule"),
         (
-            &["ip", "-6", "route", "flush", "table", "100"],
+            &["ip", "-6", "route", "flush", "table", "10500"],
             "the IPv6 route",
         ),
     ] {

@@ -189,6 +189,8 @@ reasons! {
     RulesUnreadable = 72, FAILED_PRECONDITION, "RULES_UNREADABLE", "Remove what fills the pod's network namespace: a process of the pod with the capability NET_ADMIN made more tables, chains or rules than netconfig reads.";
     /// A process or rule of the pod uses ztunnel's mark, so that connections bypass ztunnel.
     TrafficBypassed = 73, FAILED_PRECONDITION, "TRAFFIC_BYPASSED", "Take the capabilities NET_RAW and NET_ADMIN from the process that the message names, or make the rule that it names use a mark outside of 0xfff.";
+    /// Foreign routes or ip rules of the pod leave no place for inpod's.
+    RoutingTaken = 74, FAILED_PRECONDITION, "ROUTING_TAKEN", "Remove the foreign route or ip rule that the message names from the pod's network namespace, or give it another table or a priority above 0.";
 }
 
 impl fmt::Display for Reason {

@@ -89,9 +89,8 @@ fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), Remove
     };
     record(delete_tables(session));
     if seen.has_incumbent() {
-        // Routing equivalent to inpod's belonged to Istio's node agent; adopting the items lets inpod delete them.
-        for item in seen.routing.equivalent_for_ztunnel() {
-            record(session.visit.routes.adopt(item));
+        for item in seen.routing.agent_items() {
+            record(session.visit.routes.delete(&item));
         }
     }
     let rest = State {
@@ -99,7 +98,7 @@ fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), Remove
         ..seen.clone()
     };
     for item in rest.own_routing() {
-        record(session.visit.routes.delete(item));
+        record(session.visit.routes.delete(&item));
     }
     if seen.captures_dns() {
         record(conntrack::flush_dns(session.conntrack(), &[]));
@@ -145,6 +144,6 @@ fn remaining(state: &State) -> Vec<String> {
     let others = others.concat().into_iter();
     let others = others.map(|name| format!("{name} is left"));
     let items = state.own_routing().into_iter();
-    let items = items.map(|(family, part)| format!("the {family} {part} is left"));
+    let items = items.map(|item| format!("the {item} is left"));
     ours.chain(others).chain(items).collect()
 }

@@ -15,7 +15,7 @@ pub(super) struct Undo {
     pub(super) migration_enabled: bool,
     /// The reserved ports from before, once inpod has added ztunnel's.
     pub(super) reserved_before: Option<Ports>,
-    pub(super) added_routing: Vec<Item>,
+    added_routing: Vec<Item>,
     pub(super) tables_written: bool,
     /// True if rules may be gone that inpod cannot write again.
     pub(super) leftovers_deleted: bool,
@@ -35,6 +35,13 @@ impl Undo {
         }
     }
 
+    /// Records an added item, unless the netns had an equal one before.
+    pub(super) fn record(&mut self, item: &Item) {
+        if !self.before.routing.has(item) {
+            self.added_routing.push(item.clone());
+        }
+    }
+
     /// Restores the previous state in reverse order and goes on after failures. If the predecessors of the new
     /// rules may be gone, the new rules stay, because traffic would escape without any rules.
     pub(super) fn run(&self, session: &mut NetnsSession<'_>) -> Vec<String> {
@@ -46,7 +53,7 @@ impl Undo {
             failures.extend(self.restore(session).err().map(|error| with_causes(&error)));
         }
         for item in self.added_routing.iter().rev() {
-            let deleted = session.visit.routes.delete(*item);
+            let deleted = session.visit.routes.delete(item);
             failures.extend(deleted.err().map(|error| with_causes(&error)));
         }
         if let Some(ports) = &self.reserved_before {

@@ -23,7 +23,7 @@ use crate::{
     family::Family,
     marks::Mark,
     netlink::{KernelError, Socket},
-    routes::{Part, Recipient, Routes},
+    routes::{Routes, Routing},
     rules::InterfaceName,
 };
 
@@ -47,7 +47,7 @@ pub(super) struct Environment {
     pub(super) has_ipv6: bool,
     /// inpod's ip rule for IPv6 exists.
     pub(super) routes_ipv6: bool,
-    /// Foreign ip rules that match inpod's marks: family, priority and mark.
+    /// Foreign ip rules that match ztunnel's mark: family, priority and mark.
     pub(super) marked_rules: Vec<(Family, u32, Mark)>,
 }
 
@@ -103,10 +103,17 @@ impl Reader {
         Ok(Environment {
             interfaces: self.interfaces,
             has_ipv6: self.has_ipv6,
-            routes_ipv6: routing.has_ours((Family::V6, Part::Rule(Recipient::Ztunnel))),
-            marked_rules: routing.foreign_rules().to_vec(),
+            routes_ipv6: routing.leads_to_ztunnel(Family::V6),
+            marked_rules: marked_rules(&routing),
         })
     }
+}
+
+fn marked_rules(routing: &Routing) -> Vec<(Family, u32, Mark)> {
+    let rules = routing.rules_for_ztunnel().into_iter();
+    rules
+        .filter_map(|rule| Some((rule.family, rule.priority, rule.mark?)))
+        .collect()
 }
 
 fn filters_strictly(interface: &Interface) -> bool {
@@ -239,8 +246,8 @@ fn describe_marked_rule((family, priority, mark): &(Family, u32, Mark)) -> Findi
         kind: Kind::MarkedRule,
         subject: format!("{family} ip rule {priority}"),
         sentence: format!(
-            "The {family} ip rule with priority {priority} and fwmark {mark} matches packets with inpod's marks: \
-             ztunnel's connections, or the replies to ztunnel, can take another route."
+            "The {family} ip rule with priority {priority} and fwmark {mark} matches packets with ztunnel's \
+             mark: ztunnel's connections can take another route."
         ),
     }
 }

@@ -68,6 +68,7 @@ impl IntoFailure for ApplyError {
             | Self::ProbeSet { .. }
             | Self::Differs { .. } => Reason::KernelRefused,
             Self::NoIpv6(_) => Reason::Ipv6Unavailable,
+            Self::Blocked(_) => Reason::RoutingTaken,
             Self::Listeners(ListenerError::Missing(_)) => Reason::ListenerLost,
             Self::Listeners(ListenerError::Taken(_)) => Reason::ListenerTaken,
             Self::Listeners(ListenerError::Kernel(_)) => Reason::KernelRefused,
@@ -76,7 +77,11 @@ impl IntoFailure for ApplyError {
 
     fn undo_failures(&self) -> &[String] {
         match self {
-            Self::Reach(_) | Self::NoIpv6(_) | Self::Inspect(_) | Self::Listeners(_) => &[],
+            Self::Reach(_)
+            | Self::NoIpv6(_)
+            | Self::Inspect(_)
+            | Self::Blocked(_)
+            | Self::Listeners(_) => &[],
             Self::Kernel { undo_failures, .. }
             | Self::Differs { undo_failures, .. }
             | Self::ProbeSet { undo_failures, .. } => undo_failures,

@@ -1,5 +1,3 @@
-use std::net::IpAddr;
-
 use inpod_types::with_causes;
 
 use crate::netlink::KernelError;
@@ -11,11 +9,8 @@ pub enum ProbeSetError {
     /// The kernel accepted the probe set, but reading back shows other elements.
     #[error("the node's probe set differs from what was written: {}", .0.join("; "))]
     Differs(Vec<String>),
-    #[error("cannot change the ip rules of the node for probes of {address}")]
-    BranchEni {
-        address: IpAddr,
-        source: KernelError,
-    },
+    #[error("cannot change the node's ip rules for probes")]
+    BranchEni(#[source] KernelError),
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -59,24 +59,37 @@ impl Plan {
     fn routing_differences(&self, state: &State) -> Vec<String> {
         let mut differences = self.missing_routing(&state.routing);
         let surplus = self.surplus(state).into_iter();
-        let surplus = surplus.map(|(family, part)| format!("the {family} {part} is left over"));
-        differences.extend(surplus);
+        differences.extend(surplus.map(|item| format!("the {item} is left over")));
         differences
     }
 
     pub(crate) fn missing_routing(&self, routing: &Routing) -> Vec<String> {
-        let missing = self.routing.iter().filter(|item| !routing.has(**item));
-        let missing = missing.map(|(family, part)| format!("the {family} {part} is missing"));
-        missing.collect()
+        match routing.items(&self.routing) {
+            Err(blocked) => vec![blocked.to_string()],
+            Ok(items) => {
+                let missing = items.iter().filter(|item| !routing.has(item));
+                missing
+                    .map(|item| format!("the {item} is missing"))
+                    .collect()
+            }
+        }
     }
 
     /// Returns the routing to delete, in order: inpod's superfluous items, and the items of replaced rules.
     pub(crate) fn surplus(&self, state: &State) -> Vec<Item> {
-        let incumbents = state.routing.incumbents().iter().copied();
-        let incumbents = incumbents.filter(|_| self.replaces_sidecar());
-        let ours = state.own_routing().into_iter();
-        let ours = ours.filter(|item| !self.routing.contains(item));
-        incumbents.chain(ours).collect()
+        let mut surplus = Vec::new();
+        if state.has_incumbent() {
+            surplus.extend(state.routing.agent_items());
+        }
+        if self.replaces_sidecar() {
+            surplus.extend(state.routing.sidecar_items());
+        }
+        // Without a free table, inpod's items stay until there is one.
+        if let Ok(wanted) = state.routing.items(&self.routing) {
+            let own = state.own_routing().into_iter();
+            surplus.extend(own.filter(|item| !wanted.contains(item)));
+        }
+        surplus
     }
 
     fn tag_difference(&self, found: &ObservedTable) -> Option<String> {

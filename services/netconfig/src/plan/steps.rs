@@ -20,8 +20,6 @@ pub(crate) enum Step {
     /// Enables the sysctl `net.ipv4.tcp_migrate_req`.
     EnableMigration,
     Add(Item),
-    /// Takes over an equivalent item of another program.
-    Adopt(Item),
     /// Deletes conntrack entries without NAT that are older than inpod's rules, because conntrack did not see the
     /// connections begin.
     FlushUntranslated(Vec<Family>),
@@ -127,20 +125,15 @@ impl Plan {
         }
     }
 
-    /// Returns the steps that add missing routing, and adopts routes of Istio along with its rules, because nothing
-    /// else would ever delete the routes.
+    /// Returns the steps that add missing routing. The address of Istio's sidecar installer becomes inpod's along with
+    /// its rules, because nothing else would ever delete the address. Without a free table, there are no steps:
+    /// apply refuses such a state.
     fn routing_additions(&self, state: &State) -> Vec<Step> {
-        let replaces = state.has_incumbent() || (self.replaces_sidecar() && state.has_sidecar());
-        let step = |item: &Item| {
-            if state.routing.has_ours(*item) {
-                None
-            } else if !state.routing.has(*item) {
-                Some(Step::Add(*item))
-            } else {
-                replaces.then_some(Step::Adopt(*item))
-            }
-        };
-        self.routing.iter().filter_map(step).collect()
+        let replaces = self.replaces_sidecar() && state.has_sidecar();
+        let adopts = replaces && state.routing.has_foreign_address();
+        let mut items = state.routing.items(&self.routing).unwrap_or_default();
+        items.retain(|item| !state.routing.has(item) || (adopts && *item == Item::Address));
+        items.into_iter().map(Step::Add).collect()
     }
 
     /// Returns the change to the planned tables. If the fingerprint is the plan's, only differing tables are
@@ -196,9 +189,8 @@ pub(crate) fn render(steps: &[Step]) -> String {
             Step::ReservePorts(ports) => {
                 writeln!(text, "sysctl -w net.ipv4.ip_local_reserved_ports={ports}")
             }
-            Step::Add(item) => writeln!(text, "{}", routes::command("add", *item)),
-            Step::Adopt(item) => writeln!(text, "{}", routes::command("replace", *item)),
-            Step::Delete(item) => writeln!(text, "{}", routes::command("del", *item)),
+            Step::Add(item) => writeln!(text, "{}", routes::command("add", item)),
+            Step::Delete(item) => writeln!(text, "{}", routes::command("del", item)),
             Step::FlushDns(captured) => write_dns_flush(&mut text, captured),
             Step::WriteNewOnly(change) | Step::WriteTables(change) => {
                 write!(text, "{}", script(change))

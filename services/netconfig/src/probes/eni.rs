@@ -1,9 +1,8 @@
-//! Pods with an AWS branch ENI ("security groups for pods"; services/docs/facts/istio-ambient.md, 6.8). An ip rule of
-//! AWS sends all packets to them out of the node, to return as foreign traffic. Two ip rules keep probes on the node:
-//! one routes packets to the pod by its own route table, the other delivers its replies locally. Needed only where
-//! `net.ipv4.tcp_early_demux` is 0, as AWS's agent sets it for probes of such pods.
-
-mod kernel;
+//! Routes probes to pods with an AWS branch ENI ("security groups for pods"; services/docs/facts/istio-ambient.md, 6.8).
+//! An ip rule of AWS sends all packets to such a pod out of the node, to return as foreign traffic. Two ip rules keep
+//! probes on the node: the first routes packets to the pod by the pod's own routing table, the second delivers the
+//! replies locally. The rules are needed only where `net.ipv4.tcp_early_demux` is 0, as AWS's agent sets the sysctl for
+//! probes of such pods.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,237 +10,277 @@ use std::{
     net::IpAddr,
 };
 
-use super::{ProbeSetError, settings::AwsBranchEni};
+use nix::{net::if_::if_indextoname, sys::socket::SockProtocol};
+
+use super::settings::AwsBranchEni;
 use crate::{
     family::Family,
-    netlink::{KernelError, route::PROTOCOL},
+    netlink::{
+        KernelError, Socket,
+        rt::{IpRule, LOCAL_TABLE, MAIN_TABLE, PROTOCOL, SeenRoute, SeenRule},
+    },
 };
-use kernel::Kernel;
 
 /// After AWS's rules for pods (10), before those for the node's other interfaces (1024 and 1536).
 const TO_POD_PRIORITY: u32 = 512;
 
-/// RT_TABLE_LOCAL and RT_TABLE_MAIN of linux/rtnetlink.h.
-const LOCAL: u32 = 255;
-const MAIN: u32 = 254;
+/// The priority of AWS's rules for pods.
+const AWS_PRIORITY: u32 = 10;
 
 /// Of the reading thread's netns.
 const TCP_EARLY_DEMUX: &str = "/proc/sys/net/ipv4/tcp_early_demux";
 
+/// A route to a pod's address by the node's end of the pod's veth.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Rule {
-    family: Family,
-    priority: u32,
-    table: u32,
-    protocol: u8,
-    /// Input interface to match, if any.
-    arrives_by: Option<String>,
-    /// Destination to match, if any.
-    to: Option<IpAddr>,
-}
-
-/// A route to a single address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Route {
+struct VethRoute {
     table: u32,
     to: IpAddr,
-    interface: String,
+    veth: String,
 }
 
-/// The routing of an address's probes.
+/// The routing of a pod's probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Branch {
     table: u32,
-    /// The node's end of the veth, and its rule's priority; `None` if that was not found.
-    return_path: Option<(String, u32)>,
+    /// The node's end of the veth.
+    veth: String,
+    return_priority: u32,
 }
 
 impl Branch {
-    /// Returns them in the order of addition.
-    fn rules(&self, address: IpAddr) -> Vec<Rule> {
-        let family = Family::of(address);
-        let to = Rule {
-            family,
+    /// Returns the rules in the order of addition.
+    fn rules(&self, address: &IpAddr) -> [IpRule; 2] {
+        let to = IpRule {
+            family: Family::of(*address),
             priority: TO_POD_PRIORITY,
             table: self.table,
             protocol: PROTOCOL,
+            mark: None,
             arrives_by: None,
-            to: Some(address),
+            to: Some(*address),
         };
-        let return_path = self.return_path.iter().map(|(veth, priority)| Rule {
-            family,
-            priority: *priority,
-            table: LOCAL,
-            protocol: PROTOCOL,
-            arrives_by: Some(veth.clone()),
+        let back = IpRule {
+            priority: self.return_priority,
+            table: LOCAL_TABLE,
+            arrives_by: Some(self.veth.clone()),
             to: None,
-        });
-        [to].into_iter().chain(return_path).collect()
+            ..to.clone()
+        };
+        [to, back]
     }
 }
 
-/// Finds the table that another agent's ip rule uses for packets from the interface by which that table routes the
-/// address; `None` if there is none.
-fn detect(address: IpAddr, rules: &[Rule], routes: &[Route]) -> Option<Branch> {
-    let of_others = rules.iter().filter(|rule| {
-        let is_own_table = !matches!(rule.table, LOCAL | MAIN);
-        rule.family == Family::of(address) && rule.protocol != PROTOCOL && is_own_table
-    });
-    of_others.into_iter().find_map(|rule| {
-        let veth = rule.arrives_by.as_ref()?;
-        let mut routes = routes.iter();
-        let leads = |route: &Route| {
-            (route.table, route.to, &route.interface) == (rule.table, address, veth)
-        };
-        routes.any(leads).then(|| Branch {
-            table: rule.table,
-            return_path: Some((veth.clone(), rule.priority.saturating_sub(1))),
-        })
-    })
+/// Finds the routing of an address's probes. AWS's agent routes the address by a table, and looks up the table for
+/// packets from the same interface. Without AWS's rule, as after another program has deleted all rules, the earlier
+/// routing holds, or the routing that a rule of an earlier process shows.
+fn branch(
+    address: &IpAddr,
+    rules: &[IpRule],
+    routes: &[VethRoute],
+    known: Option<&Branch>,
+) -> Option<Branch> {
+    let of_table = |table: u32| {
+        let family = Family::of(*address);
+        let of_family = rules.iter().filter(move |rule| rule.family == family);
+        of_family.filter(move |rule| rule.table == table)
+    };
+    let branch = |route: &VethRoute, aws_priority: u32| Branch {
+        table: route.table,
+        veth: route.veth.clone(),
+        return_priority: aws_priority.saturating_sub(1),
+    };
+    let detected = |route: &VethRoute| {
+        let mut of_others = of_table(route.table).filter(|rule| rule.protocol != PROTOCOL);
+        let aws = of_others.find(|rule| rule.arrives_by.as_ref() == Some(&route.veth))?;
+        Some(branch(route, aws.priority))
+    };
+    let recovered = |route: &VethRoute| {
+        let mut own = of_table(route.table).filter(|rule| rule.protocol == PROTOCOL);
+        own.any(|rule| rule.to == Some(*address))
+            .then(|| branch(route, AWS_PRIORITY))
+    };
+    let to_address = || routes.iter().filter(|route| route.to == *address);
+    let found = to_address().find_map(detected);
+    let found = found.or_else(|| known.cloned());
+    found.or_else(|| to_address().find_map(recovered))
 }
 
-/// Recovers an earlier process's routing from its rules. The veth is known from AWS's rules, while these exist.
-fn recover(rules: &[Rule]) -> BTreeMap<IpAddr, Branch> {
-    let ours = rules.iter().filter(|rule| rule.protocol == PROTOCOL);
-    let routed = ours.clone().filter_map(|to| {
-        let is_back = |return_path: &&Rule| {
-            let veths = rules.iter().filter(|rule| {
-                (rule.family, rule.table) == (to.family, to.table) && rule.protocol != PROTOCOL
-            });
-            let mut veths = veths.filter_map(|rule| rule.arrives_by.as_ref());
-            return_path.family == to.family
-                && veths.any(|veth| return_path.arrives_by.as_ref() == Some(veth))
-        };
-        let return_path = ours.clone().find(is_back);
-        let return_path = return_path
-            .and_then(|return_path| Some((return_path.arrives_by.clone()?, return_path.priority)));
-        let table = to.table;
-        Some((to.to?, Branch { table, return_path }))
-    });
-    routed.collect()
+/// Differences between the ip rules of the node and the rules that probes need.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Difference {
+    missing: Vec<IpRule>,
+    surplus: Vec<IpRule>,
 }
 
-/// Returns our rules for no routed address.
-fn stale_rules(rules: &[Rule], routed: &BTreeMap<IpAddr, Branch>) -> Vec<Rule> {
-    let families = routed
+impl Difference {
+    pub(super) fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.surplus.is_empty()
+    }
+
+    pub(super) fn sentences(&self) -> Vec<String> {
+        let surplus = self.surplus.iter();
+        let surplus = surplus.map(|rule| format!("{} is left over", describe(rule)));
+        self.lost().into_iter().chain(surplus).collect()
+    }
+
+    pub(super) fn lost(&self) -> Vec<String> {
+        let missing = self.missing.iter();
+        missing
+            .map(|rule| format!("{} is missing", describe(rule)))
+            .collect()
+    }
+}
+
+fn describe(rule: &IpRule) -> String {
+    let IpRule {
+        family,
+        priority,
+        table,
+        arrives_by,
+        to,
+        ..
+    } = rule;
+    let from = arrives_by.iter().map(|veth| format!("iif {veth} "));
+    let to = to.iter().map(|address| format!("to {address} "));
+    let conditions: String = from.chain(to).collect();
+    format!("the {family} ip rule `pref {priority} {conditions}lookup {table}`")
+}
+
+fn difference(rules: &[IpRule], branches: &BTreeMap<IpAddr, Branch>) -> Difference {
+    let mut missing = Vec::new();
+    for rule in branches.iter().flat_map(|(address, it)| it.rules(address)) {
+        if !rules.contains(&rule) && !missing.contains(&rule) {
+            missing.push(rule);
+        }
+    }
+    let wanted: Vec<_> = branches
         .iter()
-        .filter(|(_, branch)| branch.return_path.is_none());
-    let uncertain: BTreeSet<_> = families.map(|(address, _)| Family::of(*address)).collect();
-    let wanted: Vec<_> = routed
-        .iter()
-        .flat_map(|(address, branch)| branch.rules(*address))
+        .flat_map(|(address, it)| it.rules(address))
         .collect();
-    let ours = rules.iter().filter(|rule| rule.protocol == PROTOCOL);
-    // A return rule without a known address may be for an address without a known return rule.
-    let stale = ours.filter(|rule| {
-        let may_be_needed = rule.to.is_none() && uncertain.contains(&rule.family);
-        !wanted.contains(rule) && !may_be_needed
-    });
-    stale.cloned().collect()
+    let own = rules.iter().filter(|rule| is_own(rule));
+    Difference {
+        missing,
+        surplus: own.filter(|rule| !wanted.contains(rule)).cloned().collect(),
+    }
+}
+
+/// Returns whether the rule is one of this module's; a pod's redirection has marks.
+fn is_own(rule: &IpRule) -> bool {
+    rule.protocol == PROTOCOL && rule.mark.is_none()
+}
+
+fn others(mut rules: Vec<IpRule>) -> Vec<IpRule> {
+    rules.retain(|rule| !is_own(rule));
+    rules
 }
 
 #[derive(Debug)]
 pub(super) struct Eni {
-    kernel: Kernel,
-    routed: BTreeMap<IpAddr, Branch>,
+    socket: Socket,
+    branches: BTreeMap<IpAddr, Branch>,
+    /// The rules of other programs at the last comparison.
+    others: Option<Vec<IpRule>>,
 }
 
 impl Eni {
-    /// Recovers the routing of an earlier process.
+    /// Opens the calling thread's netns.
     pub(super) fn open(setting: AwsBranchEni) -> io::Result<Option<Self>> {
         match setting {
-            AwsBranchEni::Off => return Ok(None),
-            AwsBranchEni::Auto => {}
+            AwsBranchEni::Off => Ok(None),
+            AwsBranchEni::Auto => Ok(Some(Self {
+                socket: Socket::open(SockProtocol::NetlinkRoute)?,
+                branches: BTreeMap::new(),
+                others: None,
+            })),
         }
-        let mut kernel = Kernel::open()?;
-        let rules = kernel.rules().unwrap_or_else(|error| {
-            tracing::warn!(%error, "Cannot read the ip rules of an earlier run");
-            Vec::new()
-        });
-        let mut eni = Self {
-            routed: recover(&rules),
-            kernel,
-        };
-        if let Err(error) = eni.delete_stale(&rules) {
-            tracing::warn!(%error, "Cannot delete stale ip rules for probes");
-        }
-        Ok(Some(eni))
     }
 
-    /// Routes probes of current addresses where needed, and removes the rules of others. Returns
-    /// whether anything was written.
-    pub(super) fn update(
+    /// Returns the addresses that rules of inpod route.
+    pub(super) fn routed_addresses(&mut self) -> Result<Vec<IpAddr>, KernelError> {
+        let rules = self.rules()?.into_iter();
+        Ok(rules.filter(is_own).filter_map(|rule| rule.to).collect())
+    }
+
+    /// Compares the node's rules with the rules for the addresses. Without such pods, asks the kernel for nothing.
+    pub(super) fn compare(
         &mut self,
-        current: &BTreeSet<IpAddr>,
-        gone: &BTreeSet<IpAddr>,
-    ) -> Result<bool, ProbeSetError> {
-        let mut changed = false;
-        for address in gone {
-            changed |= self.route(*address, None)?;
-        }
+        addresses: impl FnOnce() -> BTreeSet<IpAddr>,
+    ) -> Result<Difference, KernelError> {
         let is_enabled = is_enabled();
-        let Some(first) = current.first().copied() else {
-            return Ok(changed);
+        if !is_enabled && self.branches.is_empty() && self.others.is_some() {
+            return Ok(Difference::default());
+        }
+        let addresses = addresses();
+        let rules = self.rules()?;
+        let routes = if is_enabled {
+            self.routes(&addresses)?
+        } else {
+            Vec::new()
         };
-        if !is_enabled
-            && current
-                .iter()
-                .all(|address| !self.routed.contains_key(address))
-        {
-            return Ok(changed);
-        }
-        let read = |source| branch_error(first, source);
-        let (rules, routes) = (
-            self.kernel.rules().map_err(read)?,
-            self.kernel.routes().map_err(read)?,
-        );
-        for address in current {
-            let branch = detect(*address, &rules, &routes).filter(|_| is_enabled);
-            self.forget_if_broken(*address, &rules);
-            changed |= self.route(*address, branch)?;
-        }
-        Ok(changed)
+        let known = &self.branches;
+        let branches = addresses
+            .iter()
+            .filter(|_| is_enabled)
+            .filter_map(|address| {
+                let found = branch(address, &rules, &routes, known.get(address));
+                Some((*address, found?))
+            });
+        self.branches = branches.collect();
+        let difference = difference(&rules, &self.branches);
+        self.others = Some(others(rules));
+        Ok(difference)
     }
 
-    /// Forgets rules deleted by others: they are added again.
-    fn forget_if_broken(&mut self, address: IpAddr, rules: &[Rule]) {
-        let is_there = |rule: &Rule| rules.contains(rule);
-        let known = self.routed.get(&address);
-        if known.is_some_and(|branch| !branch.rules(address).iter().all(is_there)) {
-            self.routed.remove(&address);
+    /// Adds first, then deletes.
+    pub(super) fn change(&mut self, difference: &Difference) -> Result<(), KernelError> {
+        for rule in &difference.missing {
+            self.socket.add_rule("add an ip rule for probes", rule)?;
         }
+        for rule in &difference.surplus {
+            self.socket
+                .delete_rule("delete an ip rule for probes", rule)?;
+        }
+        Ok(())
     }
 
-    /// Returns whether the routing differed.
-    fn route(&mut self, address: IpAddr, wanted: Option<Branch>) -> Result<bool, ProbeSetError> {
-        if self.routed.get(&address) == wanted.as_ref() {
+    /// Returns whether a rule of inpod is gone, or others' rules have changed since the last comparison.
+    pub(super) fn has_changed(&mut self) -> Result<bool, KernelError> {
+        if self.branches.is_empty() {
             return Ok(false);
         }
-        let result = self.change(address, wanted);
-        result.map_err(|source| branch_error(address, source))?;
-        Ok(true)
+        let rules = self.rules()?;
+        let differs = !difference(&rules, &self.branches).is_empty();
+        Ok(differs || self.others != Some(others(rules)))
     }
 
-    /// Adds first, then deletes stale rules.
-    fn change(&mut self, address: IpAddr, wanted: Option<Branch>) -> Result<(), KernelError> {
-        match wanted {
-            Some(branch) => {
-                self.kernel.add(&branch.rules(address))?;
-                self.routed.insert(address, branch);
-            }
-            None => drop(self.routed.remove(&address)),
+    fn rules(&mut self) -> Result<Vec<IpRule>, KernelError> {
+        let mut found = Vec::new();
+        for family in Family::ALL {
+            let keep = |it: SeenRule| it.is_complete.then_some(it.rule);
+            found.extend(self.socket.rules(family, usize::MAX, keep)?);
         }
-        let rules = self.kernel.rules()?;
-        self.delete_stale(&rules)
+        Ok(found)
     }
 
-    fn delete_stale(&mut self, rules: &[Rule]) -> Result<(), KernelError> {
-        self.kernel.delete(&stale_rules(rules, &self.routed))
+    /// Returns the routes to the addresses in tables of pods.
+    fn routes(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<Vec<VethRoute>, KernelError> {
+        let mut found = Vec::new();
+        for family in Family::ALL {
+            found.extend(
+                self.socket
+                    .routes(family, |SeenRoute { route, is_complete }| {
+                        let to = route.to.filter(|to| addresses.contains(to))?;
+                        let is_pods =
+                            !route.is_local && !matches!(route.table, LOCAL_TABLE | MAIN_TABLE);
+                        let name = if_indextoname(route.interface).ok()?;
+                        let veth = name.to_str().ok()?.to_owned();
+                        let table = route.table;
+                        (is_complete && is_pods).then_some(VethRoute { table, to, veth })
+                    })?,
+            );
+        }
+        Ok(found)
     }
-}
-
-fn branch_error(address: IpAddr, source: KernelError) -> ProbeSetError {
-    ProbeSetError::BranchEni { address, source }
 }
 
 /// Returns `false` where unreadable, since AWS's nodes have it.
@@ -257,122 +296,99 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn of_aws(table: u32, arrives_by: &str) -> Rule {
-        Rule {
+    fn of_aws(table: u32, arrives_by: &str) -> IpRule {
+        IpRule {
             family: Family::V4,
-            priority: 10,
+            priority: AWS_PRIORITY,
             table,
             protocol: 0,
+            mark: None,
             arrives_by: Some(arrives_by.to_owned()),
             to: None,
         }
     }
 
-    fn route(table: u32, to: &str, interface: &str) -> Route {
-        Route {
+    fn route(table: u32, to: &str, veth: &str) -> VethRoute {
+        VethRoute {
             table,
             to: ip(to),
-            interface: interface.to_owned(),
+            veth: veth.to_owned(),
+        }
+    }
+
+    fn expected(table: u32, veth: &str, return_priority: u32) -> Branch {
+        Branch {
+            table,
+            veth: veth.to_owned(),
+            return_priority,
         }
     }
 
     /// Returns two pods as AWS's agent routes them.
-    fn node() -> (Vec<Rule>, Vec<Route>) {
-        let rules = vec![
-            of_aws(101, "vlan.eth.1"),
-            of_aws(101, "vlana"),
-            of_aws(102, "vlan.eth.2"),
-            of_aws(102, "vlanb"),
-        ];
+    fn node() -> (Vec<IpRule>, Vec<VethRoute>) {
+        let names = [(101, "vlan.eth.1"), (101, "vlana"), (102, "vlanb")];
+        let rules = names.map(|(table, name)| of_aws(table, name)).into();
         let routes = vec![
             route(101, "10.0.0.5", "vlana"),
             route(102, "10.0.0.6", "vlanb"),
-            route(MAIN, "10.0.0.7", "eni7"),
         ];
         (rules, routes)
     }
 
-    fn branch(table: u32, veth: &str) -> Branch {
-        Branch {
-            table,
-            return_path: Some((veth.to_owned(), 9)),
-        }
-    }
-
     #[test]
-    fn a_pod_is_led_by_its_own_table_and_its_own_veth() {
-        let (rules, routes) = node();
-        assert_eq!(
-            detect(ip("10.0.0.5"), &rules, &routes),
-            Some(branch(101, "vlana"))
-        );
-        assert_eq!(
-            detect(ip("10.0.0.6"), &rules, &routes),
-            Some(branch(102, "vlanb"))
-        );
-        let texts: Vec<_> = branch(101, "vlana")
-            .rules(ip("10.0.0.5"))
-            .iter()
-            .map(|rule| (rule.priority, rule.table, rule.to.is_some()))
-            .collect();
-        assert_eq!(texts, [(512, 101, true), (9, LOCAL, false)]);
-    }
-
-    #[test]
-    fn other_pods_are_not_led() {
-        let (mut rules, mut routes) = node();
-        assert_eq!(detect(ip("10.0.0.7"), &rules, &routes), None);
-        assert_eq!(detect(ip("10.0.0.8"), &rules, &routes), None);
-        // Main is no pod's table, and our rules are not AWS's.
-        rules.push(of_aws(MAIN, "eni7"));
-        rules.push(Rule {
-            protocol: PROTOCOL,
-            ..of_aws(103, "vlanc")
-        });
-        routes.push(route(103, "10.0.0.8", "vlanc"));
-        assert_eq!(detect(ip("10.0.0.7"), &rules, &routes), None);
-        assert_eq!(detect(ip("10.0.0.8"), &rules, &routes), None);
-    }
-
-    #[test]
-    fn a_rule_of_the_highest_priority_has_none_ahead() {
+    fn a_pod_is_routed_by_its_own_table_and_its_own_veth() {
         let (mut rules, routes) = node();
+        let found = |rules: &[IpRule], address| branch(&ip(address), rules, &routes, None);
+        assert_eq!(found(&rules, "10.0.0.5"), Some(expected(101, "vlana", 9)));
+        assert_eq!(found(&rules, "10.0.0.6"), Some(expected(102, "vlanb", 9)));
+        assert_eq!(found(&rules, "10.0.0.7"), None);
         rules[1].priority = 0;
-        let found = detect(ip("10.0.0.5"), &rules, &routes).unwrap();
-        assert_eq!(found.return_path, Some(("vlana".to_owned(), 0)));
+        assert_eq!(found(&rules, "10.0.0.5"), Some(expected(101, "vlana", 0)));
+        // inpod's rules are not AWS's.
+        rules[2].protocol = PROTOCOL;
+        assert_eq!(found(&rules, "10.0.0.6"), None);
     }
 
     #[test]
-    fn what_an_earlier_run_led_is_known_by_its_rules() {
-        let (mut rules, _) = node();
-        let (a, b) = (branch(101, "vlana"), branch(102, "vlanb"));
-        rules.extend(a.rules(ip("10.0.0.5")));
-        rules.extend(b.rules(ip("10.0.0.6")));
-        let routed = recover(&rules);
-        assert_eq!(routed, [(ip("10.0.0.5"), a), (ip("10.0.0.6"), b)].into());
-        assert_eq!(stale_rules(&rules, &routed), []);
+    fn without_rules_of_aws_the_known_or_the_earlier_routing_holds() {
+        let (rules, routes) = node();
+        let address = ip("10.0.0.5");
+        let known = branch(&address, &rules, &routes, None).unwrap();
+        assert_eq!(
+            branch(&address, &[], &[], Some(&known)),
+            Some(known.clone())
+        );
+        let [own, _] = known.rules(&address);
+        assert_eq!(branch(&address, &[own], &routes, None), Some(known));
+        assert_eq!(branch(&address, &[], &routes, None), None);
     }
 
     #[test]
-    fn a_way_back_is_kept_while_it_may_be_needed_and_goes_with_the_last_pod_that_may_need_it() {
-        let a = branch(101, "vlana");
-        // AWS's went with the pod.
-        let rules = a.rules(ip("10.0.0.5"));
-        let mut routed = recover(&rules);
-        assert_eq!(routed[&ip("10.0.0.5")].return_path, None);
-        assert_eq!(stale_rules(&rules, &routed), []);
-        routed.clear();
-        assert_eq!(stale_rules(&rules, &routed), rules);
-    }
-
-    #[test]
-    fn a_veth_that_two_addresses_have_in_common_keeps_its_way_back() {
-        let a = branch(101, "vlana");
-        let mut rules = a.rules(ip("10.0.0.5"));
-        rules.extend(a.rules(ip("10.0.0.9")).into_iter().take(1));
-        let routed = [(ip("10.0.0.9"), a)].into();
-        let stale_rules = stale_rules(&rules, &routed);
-        assert_eq!(stale_rules.len(), 1);
-        assert_eq!(stale_rules[0].to, Some(ip("10.0.0.5")));
+    fn rules_that_no_address_needs_are_surplus() {
+        let (a, b) = (expected(101, "vlana", 9), expected(102, "vlanb", 9));
+        let (first, second) = (ip("10.0.0.5"), ip("10.0.0.6"));
+        let rules: Vec<_> = a
+            .rules(&first)
+            .into_iter()
+            .chain(b.rules(&second))
+            .collect();
+        let both = [(first, a.clone()), (second, b)].into();
+        assert_eq!(difference(&rules, &both), Difference::default());
+        // Another address of the first pod still needs the way back.
+        let moved = [(ip("10.0.0.9"), a)].into();
+        let found = difference(&rules, &moved);
+        let texts = |rules: &[IpRule]| rules.iter().map(describe).collect::<Vec<_>>();
+        assert_eq!(
+            texts(&found.missing),
+            ["the IPv4 ip rule `pref 512 to 10.0.0.9 lookup 101`"]
+        );
+        assert_eq!(
+            texts(&found.surplus),
+            [
+                "the IPv4 ip rule `pref 512 to 10.0.0.5 lookup 101`",
+                "the IPv4 ip rule `pref 512 to 10.0.0.6 lookup 102`",
+                "the IPv4 ip rule `pref 9 iif vlanb lookup 255`",
+            ]
+        );
     }
 }

@@ -8,35 +8,26 @@ use std::{
 /// Owners are comments of the kernel's elements.
 pub(crate) type Elements = BTreeMap<IpAddr, String>;
 
+/// The owner of addresses that an earlier process served, until their pods are known.
+const UNKNOWN: &str = "unknown";
+
 /// The owners per address: several while an address has gone to another pod and its previous owner is known; the
 /// element is named after the latest.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Owners {
-    owners_of_address: BTreeMap<IpAddr, Vec<String>>,
-    addresses_of_owner: BTreeMap<String, BTreeSet<IpAddr>>,
-}
+pub(crate) struct Owners(BTreeMap<IpAddr, Vec<String>>);
 
 impl Owners {
     /// Returns the union of previous and new addresses.
     pub(crate) fn set(&mut self, owner: &str, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
-        let before = self.addresses_of_owner.remove(owner).unwrap_or_default();
-        for gone in before.difference(addresses) {
-            if let Some(owners) = self.owners_of_address.get_mut(gone) {
-                owners.retain(|one| one != owner);
-                if owners.is_empty() {
-                    self.owners_of_address.remove(gone);
-                }
-            }
+        let before = self.addresses_of(owner);
+        for (address, owners) in &mut self.0 {
+            owners.retain(|one| one != owner || addresses.contains(address));
         }
+        self.0.retain(|_, owners| !owners.is_empty());
         for new in addresses.difference(&before) {
-            self.owners_of_address
-                .entry(*new)
-                .or_default()
-                .push(owner.to_owned());
-        }
-        if !addresses.is_empty() {
-            self.addresses_of_owner
-                .insert(owner.to_owned(), addresses.clone());
+            let owners = self.0.entry(*new).or_default();
+            owners.retain(|one| one != UNKNOWN);
+            owners.push(owner.to_owned());
         }
         before.union(addresses).copied().collect()
     }
@@ -44,42 +35,48 @@ impl Owners {
     /// Records ownerless elements, added by an earlier process or another one.
     pub(crate) fn adopt(&mut self, found: &Elements) {
         for (address, owner) in found {
-            if !self.owners_of_address.contains_key(address) {
-                self.owners_of_address.insert(*address, vec![owner.clone()]);
-                let addresses = self.addresses_of_owner.entry(owner.clone()).or_default();
-                addresses.insert(*address);
+            let owners = self.0.entry(*address).or_default();
+            owners.retain(|one| one != UNKNOWN);
+            if owners.is_empty() {
+                owners.push(owner.clone());
             }
         }
     }
 
+    /// Records ownerless addresses, whose pods are not known.
+    pub(crate) fn adopt_unknown(&mut self, addresses: Vec<IpAddr>) {
+        let unknown = addresses.into_iter().map(|it| (it, UNKNOWN.to_owned()));
+        self.adopt(&unknown.collect());
+    }
+
     /// Returns the owner that the element is named after.
     pub(crate) fn owner_of(&self, address: IpAddr) -> Option<&str> {
-        self.owners_of_address
-            .get(&address)?
-            .last()
-            .map(String::as_str)
+        let latest = self.0.get(&address)?.last();
+        latest.map(String::as_str)
     }
 
     pub(crate) fn addresses_of(&self, owner: &str) -> BTreeSet<IpAddr> {
-        self.addresses_of_owner
-            .get(owner)
-            .cloned()
-            .unwrap_or_default()
+        let is_owned = |(_, owners): &(&IpAddr, &Vec<String>)| owners.iter().any(|it| it == owner);
+        let owned = self.0.iter().filter(is_owned);
+        owned.map(|(address, _)| *address).collect()
+    }
+
+    pub(crate) fn addresses(&self) -> BTreeSet<IpAddr> {
+        self.0.keys().copied().collect()
     }
 
     pub(crate) fn elements(&self) -> Elements {
-        let owned = |(address, owners): (&IpAddr, &Vec<String>)| {
-            owners.last().map(|owner| (*address, owner.clone()))
-        };
-        self.owners_of_address.iter().filter_map(owned).collect()
+        let latest =
+            |(address, owners): (&IpAddr, &Vec<String>)| Some((*address, owners.last()?.clone()));
+        self.0.iter().filter_map(latest).collect()
     }
 
     pub(crate) fn names(&self) -> BTreeSet<String> {
-        self.addresses_of_owner.keys().cloned().collect()
+        self.0.values().flatten().cloned().collect()
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.owners_of_address.len()
+        self.0.len()
     }
 }
 
@@ -164,6 +161,18 @@ mod tests {
         assert_eq!(owners.count(), 2);
         owners.set("c", &set(&[]));
         assert_eq!((owners.count(), owners.names().len()), (1, 1));
+    }
+
+    #[test]
+    fn an_address_of_an_unknown_pod_stays_until_a_pod_is_known() {
+        let mut owners = Owners::default();
+        owners.adopt_unknown(vec![ip("10.0.0.1"), ip("10.0.0.2")]);
+        owners.adopt(&[(ip("10.0.0.2"), "b".to_owned())].into());
+        assert_eq!(owners.owner_of(ip("10.0.0.2")), Some("b"));
+        owners.set("a", &set(&["10.0.0.1"]));
+        assert_eq!(owners.names(), ["a", "b"].map(str::to_owned).into());
+        owners.set("a", &set(&[]));
+        assert_eq!(owners.addresses(), set(&["10.0.0.2"]));
     }
 
     #[test]

@@ -1,13 +1,35 @@
-//! The probe set's state and its changes, under a lock.
+//! The writes to the node's own netns, under a lock: the probe set, and the ip rules of pods with a branch ENI.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
+use inpod_types::with_causes;
+
 use super::{
     ProbeSetError,
-    eni::Eni,
+    eni::{Difference, Eni},
     nft::{Nft, UpdateOutcome},
     refcount::Owners,
 };
+
+/// Missing and superfluous items of the node.
+#[derive(Debug, Default)]
+pub(super) struct Differences {
+    /// A sentence per difference of the probe set.
+    set: Vec<String>,
+    routing: Difference,
+}
+
+impl Differences {
+    pub(super) fn is_empty(&self) -> bool {
+        self.set.is_empty() && self.routing.is_empty()
+    }
+
+    pub(super) fn sentences(&self) -> Vec<String> {
+        let mut sentences = self.set.clone();
+        sentences.extend(self.routing.sentences());
+        sentences
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -19,10 +41,19 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(nft: Nft, eni: Option<Eni>) -> Self {
+    /// Keeps the addresses that ip rules of an earlier process route, until their pods are known.
+    pub(super) fn new(nft: Nft, mut eni: Option<Eni>) -> Self {
+        let routed = eni.as_mut().map(Eni::routed_addresses).transpose();
+        let routed = routed.unwrap_or_else(|error| {
+            let error = with_causes(&error);
+            tracing::warn!(error, "Cannot read the ip rules of an earlier run");
+            None
+        });
+        let mut owners = Owners::default();
+        owners.adopt_unknown(routed.unwrap_or_default());
         Self {
             nft,
-            owners: Owners::default(),
+            owners,
             in_use: false,
             eni,
         }
@@ -66,23 +97,36 @@ impl State {
             UpdateOutcome::SetMissing => false,
         };
         self.in_use |= is_wanted;
-        Ok(self.route_branch_eni(&affected)? || changed)
+        let difference = self.routing_difference()?;
+        self.route(&difference)?;
+        Ok(changed || !difference.is_empty())
     }
 
-    fn route_branch_eni(&mut self, affected: &[IpAddr]) -> Result<bool, ProbeSetError> {
-        let Some(eni) = &mut self.eni else {
-            return Ok(false);
-        };
-        let wanted = |address: &IpAddr| self.owners.owner_of(*address).is_some();
-        let (current, gone): (BTreeSet<_>, BTreeSet<_>) =
-            affected.iter().copied().partition(wanted);
-        eni.update(&current, &gone)
+    fn routing_difference(&mut self) -> Result<Difference, ProbeSetError> {
+        let owners = &self.owners;
+        let eni = self.eni.as_mut();
+        let compared = eni.map(|eni| eni.compare(|| owners.addresses()));
+        let compared = compared.transpose().map_err(ProbeSetError::BranchEni)?;
+        Ok(compared.unwrap_or_default())
     }
 
-    pub(super) fn write(&mut self) -> Result<(), ProbeSetError> {
+    fn route(&mut self, difference: &Difference) -> Result<(), ProbeSetError> {
+        let changed = self.eni.as_mut().map(|eni| eni.change(difference));
+        changed.unwrap_or(Ok(())).map_err(ProbeSetError::BranchEni)
+    }
+
+    fn write(&mut self) -> Result<(), ProbeSetError> {
         self.nft.write(&self.owners.elements())?;
         self.in_use = true;
         Ok(())
+    }
+
+    /// Writes again what differs.
+    pub(super) fn mend(&mut self, differences: &Differences) -> Result<(), ProbeSetError> {
+        if !differences.set.is_empty() {
+            self.write()?;
+        }
+        self.route(&differences.routing)
     }
 
     pub(super) fn clear(&mut self) -> Result<bool, ProbeSetError> {
@@ -91,15 +135,30 @@ impl State {
         Ok(cleared)
     }
 
-    /// Returns whether the table changed since the last read, as far as a single request shows.
+    /// Returns whether anything changed since the last read, as far as single requests show.
     pub(super) fn has_changed(&mut self) -> Result<bool, ProbeSetError> {
-        Ok(self.in_use && self.nft.has_changed()?)
+        if self.in_use && self.nft.has_changed()? {
+            return Ok(true);
+        }
+        let changed = self.eni.as_mut().map(Eni::has_changed);
+        changed
+            .unwrap_or(Ok(false))
+            .map_err(ProbeSetError::BranchEni)
     }
 
-    /// Returns a sentence per difference, none if no set is needed. Adopts ownerless elements.
-    pub(super) fn read(&mut self) -> Result<Vec<String>, ProbeSetError> {
+    /// Compares the node with what the pods need. Adopts ownerless elements.
+    pub(super) fn read(&mut self) -> Result<Differences, ProbeSetError> {
+        Ok(Differences {
+            set: self.read_set()?,
+            routing: self.routing_difference()?,
+        })
+    }
+
+    /// Returns a sentence per difference, none if no set is needed.
+    fn read_set(&mut self) -> Result<Vec<String>, ProbeSetError> {
         let Some(found) = self.nft.read()? else {
-            let missing = self.in_use.then(|| "the whole set is missing".to_owned());
+            let is_needed = self.in_use || self.owners.count() > 0;
+            let missing = is_needed.then(|| "the whole set is missing".to_owned());
             return Ok(missing.into_iter().collect());
         };
         self.owners.adopt(&found.elements);

@@ -22,7 +22,7 @@ use crate::{
     marks::FROM_ZTUNNEL,
     netlink::{
         KernelError, Socket,
-        route::{SCOPE_LINK, TYPE_UNICAST},
+        rt::{SCOPE_LINK, TYPE_UNICAST},
     },
     sysctl::Sysctls,
 };

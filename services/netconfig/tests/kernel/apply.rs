@@ -171,15 +171,15 @@ fn the_routes_are_those_of_the_incumbent() {
     for family in ["-4", "-6"] {
         let rules = fresh.ip(&format!("{family} rule"));
         assert!(
-            rules.contains("32764:\tfrom all fwmark 0x111/0xfff lookup 100"),
+            rules.contains("500:\tfrom all fwmark 0x111/0xfff lookup 10500"),
             "{rules}"
         );
     }
-    let v4 = fresh.ip("route show table 100");
+    let v4 = fresh.ip("route show table 10500");
     assert!(
         v4.starts_with("local default dev lo") && v4.contains("scope host"),
         "{v4}"
     );
-    let v6 = fresh.ip("-6 route show table 100");
+    let v6 = fresh.ip("-6 route show table 10500");
     assert!(v6.starts_with("local default dev lo"), "{v6}");
 }

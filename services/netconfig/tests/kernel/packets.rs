@@ -13,6 +13,7 @@ mod mutation;
 mod names;
 mod pairwise;
 mod probe;
+mod routing;
 mod rush;
 mod sidecar;
 mod stand_in;

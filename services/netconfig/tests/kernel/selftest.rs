@@ -72,10 +72,10 @@ fn what_does_not_work_is_named_and_nothing_else() {
             "flush chain inet inpod-nat prerouting",
             &["inbound IPv4", "inbound IPv6"][..],
         ),
-        ("ip", "rule del pref 32764", &["reply to ztunnel IPv4"]),
+        ("ip", "rule del pref 500", &["reply to ztunnel IPv4"]),
         (
             "ip",
-            "-6 route del local default dev lo table 100",
+            "-6 route del local default dev lo table 10500",
             &["reply to ztunnel IPv6"],
         ),
         (

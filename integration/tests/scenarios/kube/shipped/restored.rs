@@ -7,9 +7,9 @@ use super::*;
 /// Fewer of each pod than pod-events repairs without a delay.
 const REMOVALS: [&[&str]; 4] = [
     &["nft", "flush", "ruleset"],
-    &["ip", "rule", "del", "pref", "32764"],
-    &["ip", "-6", "rule", "del", "pref", "32764"],
-    &["ip", "route", "flush", "table", "100"],
+    &["ip", "rule", "del", "pref", "500"],
+    &["ip", "-6", "rule", "del", "pref", "500"],
+    &["ip", "route", "flush", "table", "10500"],
 ];
 
 /// Returns a pod's tables, ip rules and routes, in no order.

@@ -43,10 +43,10 @@ fn a_chain_a_table_a_route_and_an_ip_rule_that_is_deleted_is_told_and_mended() {
     fresh.nft("flush ruleset");
     is_reported_and_repaired(&fresh, "table inpod-nat is missing");
     for (family, name) in [("-4", "IPv4"), ("-6", "IPv6")] {
-        fresh.ip(&format!("{family} rule del pref 32764"));
+        fresh.ip(&format!("{family} rule del pref 500"));
         is_reported_and_repaired(&fresh, &format!("the {name} ip rule"));
         fresh.ip(&format!(
-            "{family} route del local default dev lo table 100"
+            "{family} route del local default dev lo table 10500"
         ));
         is_reported_and_repaired(&fresh, &format!("the {name} route"));
     }

@@ -37,8 +37,8 @@ async fn a_rule_a_route_an_ip_rule_and_the_address_that_go_are_told() {
     let mut reported = 0;
     for what in [
         "-6 addr del ::6/128 dev lo",
-        "-4 rule del pref 32764",
-        "-6 route del local default dev lo table 133",
+        "-4 rule del pref 500",
+        "-6 route del local default dev lo table 10501",
         "nft",
     ] {
         let request = ApplyRulesRequest {

@@ -143,13 +143,13 @@ fn a_kill_switch_is_found_while_it_drops_redirected_connections() {
 }
 
 #[test]
-fn an_ip_rule_that_takes_inpods_marks_is_found() {
+fn an_ip_rule_that_takes_ztunnels_mark_is_found() {
     let (pod, server) = pod();
     let application = listen(&server, 8080);
     let from_ztunnel = || dial(&pod, None, FROM_ZTUNNEL, address(SERVER, 8080));
     pod.ip("rule add fwmark 0x1/0x1 pref 100 lookup 200");
     pod.ip("route add blackhole default table 200");
-    let expected = "priority 100 and fwmark 0x1/0x1 matches packets with inpod's marks";
+    let expected = "priority 100 and fwmark 0x1/0x1 matches packets with ztunnel's mark";
     is_found(&pod, Kind::MarkedRule, "IPv4 ip rule 100", expected);
     assert!(from_ztunnel().is_none());
     pod.ip("rule del pref 100");

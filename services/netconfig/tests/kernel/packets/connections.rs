@@ -28,9 +28,9 @@ fn times() -> usize {
     if all() { 20 } else { 1 }
 }
 
-type Open = (String, Flow);
+pub(crate) type Open = (String, Flow);
 
-fn open_all(world: &World, checks: &[Check]) -> Vec<Open> {
+pub(crate) fn open_all(world: &World, checks: &[Check]) -> Vec<Open> {
     let mut open = Vec::new();
     for check in checks {
         if let Some(Step { dial, wanted }) = check.connection() {
@@ -43,7 +43,7 @@ fn open_all(world: &World, checks: &[Check]) -> Vec<Open> {
 }
 
 /// Returns a sentence for each cut connection, whichever side sends first.
-fn cut(world: &World, open: &mut [Open]) -> Vec<String> {
+pub(crate) fn cut(world: &World, open: &mut [Open]) -> Vec<String> {
     world.speak();
     let cut = open.iter_mut().filter_map(|(what, flow)| {
         let why = flow.hear().and_then(|()| flow.talk()).err()?;
@@ -225,8 +225,8 @@ fn take_over(world: &World, form: Form, ours: &Ambient) -> Vec<String> {
     failures.extend(run_all(world, &after));
     world.remove(Phase::Final);
     for family in ["-4", "-6"] {
-        failures.push(world.pod.ip(&format!("{family} rule show pref 32764")));
-        failures.push(world.pod.ip(&format!("{family} route show table 100")));
+        failures.push(world.pod.ip(&format!("{family} rule show pref 500")));
+        failures.push(world.pod.ip(&format!("{family} route show table 10500")));
     }
     failures.retain(|failure| !failure.is_empty());
     failures

@@ -106,9 +106,9 @@ fn parts(settings: &Ambient) -> Vec<Part> {
         Family::ALL.as_slice()
     } {
         let number = if *family == Family::V4 { "-4" } else { "-6" };
-        parts.push(Part::Route(format!("{number} rule del pref 32764")));
+        parts.push(Part::Route(format!("{number} rule del pref 500")));
         parts.push(Part::Route(format!(
-            "{number} route del local default dev lo table 100"
+            "{number} route del local default dev lo table 10500"
         )));
     }
     parts

@@ -1,10 +1,13 @@
 //! Pods with an AWS branch ENI, as AWS's agent sets them up.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use netconfig::probes::{AwsBranchEni, ProbeSettings};
 
-use crate::probes::place::OnNode;
+use crate::probes::place::{OnNode, TIMEOUT, within};
 use crate::support::Fresh;
 
 /// An AWS node with two such pods and another.
@@ -41,6 +44,9 @@ fn ours(node: &Fresh, family: &str) -> Vec<String> {
     let words = lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
     words.map(|line| line.replace(" unicast", "")).collect()
 }
+
+/// So long that whatever is repaired was noticed by the check of the rules themselves.
+const NEVER: Duration = Duration::from_secs(3600);
 
 const BACK: &str = "9: from all iif vlana lookup local proto 105";
 const THERE: &str = "512: from all to 10.0.0.5 lookup 101 proto 105";
@@ -115,14 +121,54 @@ fn rules_of_a_pod_that_aws_forgot_meanwhile_are_taken_away_too() {
     );
 }
 
+/// systemd-networkd deletes foreign rules when it reloads.
 #[test]
-fn a_rule_that_others_deleted_comes_back_with_the_next_apply() {
+fn rules_that_others_deleted_come_back() {
     let node = node();
     let host = start(&node);
-    host.set_addresses("c1", &["10.0.0.5"]);
+    host.set_addresses("c1", &["10.0.0.5", "fd00::5"]);
+    let before = [ours(&node, "-4"), ours(&node, "-6")];
+    let _guard = host.start_reconciler(NEVER);
+    for of_aws_too in [false, true] {
+        let began = Instant::now();
+        for family in ["-4", "-6"] {
+            for pref in [9, 512] {
+                node.ip(&format!("{family} rule del pref {pref}"));
+            }
+            if of_aws_too {
+                node.ip(&format!("{family} rule flush"));
+            }
+        }
+        let shown = || [ours(&node, "-4"), ours(&node, "-6")];
+        within(TIMEOUT, "the rules of inpod", || shown() == before);
+        println!("back after {:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn a_restart_writes_rules_that_were_deleted_meanwhile() {
+    let node = node();
+    start(&node).set_addresses("c1", &["10.0.0.5"]);
     node.ip("rule del pref 9");
-    assert!(host.set_addresses("c1", &["10.0.0.5"]));
+    node.ip("rule del pref 512");
+    let host = start(&node);
     assert_eq!(ours(&node, "-4"), [BACK, THERE]);
+    host.release("c1");
+    assert_eq!(ours(&node, "-4"), [""; 0]);
+}
+
+#[test]
+fn a_restart_without_the_set_keeps_the_rules_until_the_pod_goes() {
+    let node = node();
+    start(&node).set_addresses("c1", &["10.0.0.5"]);
+    node.nft("flush ruleset");
+    let host = start(&node);
+    assert_eq!(ours(&node, "-4"), [BACK, THERE]);
+    assert!(node.nft("list ruleset").contains("10.0.0.5"));
+    host.set_addresses("c1", &["10.0.0.5"]);
+    host.release("c1");
+    assert_eq!(ours(&node, "-4"), [""; 0]);
+    assert!(!node.nft("list ruleset").contains("10.0.0.5"));
 }
 
 #[test]

@@ -123,7 +123,7 @@ fn ip_rules_that_istios_sidecar_installer_left_alone_are_replaced() {
     assert_eq!(left.count(), 3, "{reported:?}");
     assert!(apply(&fresh, &ours));
     let rules = fresh.ip("rule");
-    assert_eq!(rules.matches("lookup 133").count(), 2, "{rules}");
+    assert_eq!(rules.matches("lookup 133").count(), 1, "{rules}");
     assert!(rules.contains("fwmark 0x539/0xffff lookup 133"), "{rules}");
     assert_eq!(differences(&fresh, &ours), [""; 0]);
 }
@@ -178,10 +178,10 @@ fn an_address_a_route_and_an_ip_rule_that_is_deleted_is_reported_and_mended() {
     fresh.ip("-6 addr del ::6/128 dev lo");
     is_reported_and_repaired(&fresh, "the IPv6 address `::6/128 dev lo` is missing");
     for (family, name) in [("-4", "IPv4"), ("-6", "IPv6")] {
-        fresh.ip(&format!("{family} rule del pref 32764"));
+        fresh.ip(&format!("{family} rule del pref 500"));
         is_reported_and_repaired(&fresh, &format!("the {name} ip rule"));
         fresh.ip(&format!(
-            "{family} route del local default dev lo table 133"
+            "{family} route del local default dev lo table 10501"
         ));
         is_reported_and_repaired(&fresh, &format!("the {name} route"));
     }

@@ -338,10 +338,10 @@ impl Chaos {
             &["nft", "delete", "table", "inet", "inpod-mangle"],
             &["nft", "flush", "chain", "inet", "inpod-nat", "output"],
             &["nft", "flush", "chain", "inet", "inpod-nat", "prerouting"],
-            &["ip", "rule", "del", "pref", "32764"],
-            &["ip", "-6", "rule", "del", "pref", "32764"],
-            &["ip", "route", "flush", "table", "100"],
-            &["ip", "-6", "route", "flush", "table", "100"],
+            &["ip", "rule", "del", "pref", "500"],
+            &["ip", "-6", "rule", "del", "pref", "500"],
+            &["ip", "route", "flush", "table", "10500"],
+            &["ip", "-6", "route", "flush", "table", "10500"],
         ];
         let subject = self.subjects.get(name).context("a pod")?;
         let now = Instant::now();

@@ -57,7 +57,7 @@ impl Pod {
                 let script = format!("delete rule inet inpod-nat output handle {handle}");
                 self.fresh.nft(&script);
             }
-            Harm::DeleteIpRule => drop(self.fresh.ip("rule del pref 32764")),
+            Harm::DeleteIpRule => drop(self.fresh.ip("rule del pref 500")),
             Harm::None => {}
         }
         Instant::now()
@@ -76,8 +76,8 @@ fn state(fresh: &Fresh) -> (u32, String) {
     let shown = [
         "-4 rule",
         "-6 rule",
-        "route show table 100",
-        "-6 route show table 100",
+        "route show table 10500",
+        "-6 route show table 10500",
     ];
     let shown: Vec<_> = shown.iter().map(|arguments| fresh.ip(arguments)).collect();
     (fresh.run(generation), shown.concat())

@@ -93,16 +93,16 @@ fn what_was_applied_ten_times_is_there_once() {
     let pod = &mesh.world.pod;
     let shown = || {
         let shown = ["rule", "-6 rule", "-6 addr show dev lo"].map(|what| pod.ip(what));
-        shown.concat() + &pod.ip("route show table 133") + &pod.ip("-6 route show table 133")
+        shown.concat() + &pod.ip("route show table 10501") + &pod.ip("-6 route show table 10501")
     };
     assert!(mesh.apply(&settings));
     let first = shown();
-    assert_eq!(first.matches("lookup 133").count(), 2, "{first}");
+    assert_eq!(first.matches("lookup 10501").count(), 2, "{first}");
     assert_eq!(first.matches("inet6 ::6/128").count(), 1, "{first}");
     for _ in 0..10 {
         assert!(!mesh.apply(&settings));
         assert!(mesh.apply(&settings::basic()));
-        assert!(!shown().contains("133"));
+        assert!(!shown().contains("10501"));
         assert!(mesh.apply(&settings));
         assert_eq!(shown(), first);
     }

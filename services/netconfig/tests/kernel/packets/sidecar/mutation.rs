@@ -89,9 +89,9 @@ fn parts(settings: &Sidecar) -> Vec<Part> {
         && settings.inbound_ports != Selection::default();
     for family in families.iter().filter(|_| is_tproxied) {
         let number = if *family == Family::V4 { "-4" } else { "-6" };
-        parts.push(Part::Route(format!("{number} rule del pref 32764")));
+        parts.push(Part::Route(format!("{number} rule del pref 500")));
         parts.push(Part::Route(format!(
-            "{number} route del local default dev lo table 133"
+            "{number} route del local default dev lo table 10501"
         )));
     }
     parts
