@@ -30,13 +30,14 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use inpod_service::Readiness;
 use inpod_types::{SandboxRef, with_causes};
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
+use tokio::sync::watch;
 
 use crate::rules::{Expr, sandbox_name};
 use eni::Eni;
@@ -59,6 +60,15 @@ pub struct ProbeSet {
     orphans: Mutex<Orphans>,
     readiness: Readiness,
     counts: Counts,
+    repair: watch::Sender<Option<Repair>>,
+}
+
+/// A repair of what another program had changed in the node's netns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Repair {
+    pub(crate) at: SystemTime,
+    /// A sentence per difference found.
+    pub(crate) differences: Vec<String>,
 }
 
 #[derive(Debug, Default)]
@@ -121,6 +131,7 @@ impl ProbeSet {
             orphans: Mutex::default(),
             readiness,
             counts: Counts::default(),
+            repair: watch::Sender::new(None),
         };
         set.reconcile(Instant::now(), Trigger::Own);
         Ok(set)
@@ -277,16 +288,28 @@ impl ProbeSet {
             return Err(format!("another process keeps changing it: {differences}"));
         }
         state.mend(&found).map_err(describe_error)?;
-        match trigger {
+        let lost = match trigger {
             Trigger::Own => {
                 tracing::info!(differences, "Rewrote what inpod keeps in the node's netns");
+                found.lost_rules()
             }
             Trigger::External => {
                 self.counts.restores.inc();
                 tracing::warn!(differences, "Repaired what inpod keeps in the node's netns");
+                found.sentences()
             }
+        };
+        if !lost.is_empty() {
+            let at = SystemTime::now();
+            let differences = lost;
+            self.repair.send_replace(Some(Repair { at, differences }));
         }
         Ok(())
+    }
+
+    /// Watches the latest repair.
+    pub(crate) fn repairs(&self) -> watch::Receiver<Option<Repair>> {
+        self.repair.subscribe()
     }
 
     /// Returns `true` also if the state cannot be read: the reconciliation reports why.

@@ -444,7 +444,11 @@ impl NetconfigService for Handler {
         &self,
         _request: Request<WatchDriftRequest>,
     ) -> Answer<Self::WatchDriftStream> {
-        let stream = watch::watch(self.reader.clone(), &self.instance_id);
+        let stream = watch::watch(
+            self.reader.clone(),
+            self.probe_set.repairs(),
+            &self.instance_id,
+        );
         Ok(Response::new(Box::pin(self.shutdown.end_stream(stream))))
     }
 }

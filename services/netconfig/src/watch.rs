@@ -1,16 +1,20 @@
 //! Serves WatchDrift, a stream of the state of every claimed netns, followed by changes.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures_util::{
     Stream, StreamExt as _,
     stream::{self, BoxStream},
 };
 use inpod_proto::netconfig::v1::{
-    ClaimReleased, NetnsState, StateComplete, WatchDriftResponse, watch_drift_response,
+    ClaimReleased, NetnsState, NodeRepaired, StateComplete, WatchDriftResponse,
+    watch_drift_response,
 };
 use inpod_types::{Failure, Reason, SandboxRef};
-use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio::sync::{
+    broadcast::{Receiver, error::RecvError},
+    watch,
+};
 use tonic::Status;
 use watch_drift_response::Event as ResponseEvent;
 
@@ -18,15 +22,30 @@ use crate::{
     apply::Observation,
     claims::{Event, Released, State},
     notifications::Reader,
+    probes::Repair,
 };
 
 /// Limits concurrent reads. Several run at once, so that a long change of one netns does not delay the states of
 /// others.
 const MAX_CONCURRENT_READS: usize = 8;
 
+/// The age up to which a new watcher is sent the latest repair: pod-events connects after netconfig has started.
+const MAX_REPAIR_AGE: Duration = Duration::from_secs(600);
+
+/// Limits the sentences about a repair, because messages are bounded.
+const MAX_DIFFERENCES: usize = 16;
+
 type Item = Result<WatchDriftResponse, Status>;
 
-pub(crate) fn watch(reader: Reader, instance_id: &str) -> impl Stream<Item = Item> + use<> {
+pub(crate) fn watch(
+    reader: Reader,
+    mut repairs: watch::Receiver<Option<Repair>>,
+    instance_id: &str,
+) -> impl Stream<Item = Item> + use<> {
+    let is_recent = |repair: &Repair| repair.at.elapsed().is_ok_and(|age| age < MAX_REPAIR_AGE);
+    if repairs.borrow().as_ref().is_some_and(is_recent) {
+        repairs.mark_changed();
+    }
     let (held, events) = reader.claims().subscribe();
     let first = stream::iter([Ok(response(ResponseEvent::InstanceId(
         instance_id.to_owned(),
@@ -40,6 +59,7 @@ pub(crate) fn watch(reader: Reader, instance_id: &str) -> impl Stream<Item = Ite
         is_complete: false,
         events,
         known: BTreeMap::new(),
+        repairs,
     };
     first.chain(stream::unfold(Some(watcher), async |watcher| {
         let mut watcher = watcher?;
@@ -56,6 +76,7 @@ struct Watcher {
     events: Receiver<Event>,
     /// Revisions of the states sent initially, by which older events in `events` are recognised and skipped.
     known: BTreeMap<SandboxRef, u64>,
+    repairs: watch::Receiver<Option<Repair>>,
 }
 
 impl Watcher {
@@ -88,6 +109,15 @@ impl Watcher {
                     Ok(Event::State(_) | Event::Released(_) | Event::Claimed(_)) => {}
                     Err(RecvError::Lagged(missed)) => return Some(Err(lagged_status(missed))),
                     Err(RecvError::Closed) => return None,
+                },
+                repaired = self.repairs.changed() => match repaired {
+                    Ok(()) => {
+                        let repair = self.repairs.borrow_and_update().clone();
+                        if let Some(repair) = repair {
+                            return Some(Ok(describe_repair(repair)));
+                        }
+                    }
+                    Err(_) => return None,
                 },
             }
         }
@@ -125,6 +155,15 @@ fn describe_release(released: &Released) -> WatchDriftResponse {
     }))
 }
 
+fn describe_repair(repair: Repair) -> WatchDriftResponse {
+    let mut differences = repair.differences;
+    differences.truncate(MAX_DIFFERENCES);
+    response(ResponseEvent::NodeRepaired(NodeRepaired {
+        at: Some(repair.at.into()),
+        differences,
+    }))
+}
+
 fn response(event: ResponseEvent) -> WatchDriftResponse {
     WatchDriftResponse { event: Some(event) }
 }
@@ -137,8 +176,6 @@ fn lagged_status(missed: u64) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use inpod_types::NetnsId;
     use tokio::{sync::broadcast, time::timeout};
 
@@ -152,6 +189,7 @@ mod tests {
             is_complete: false,
             events,
             known: BTreeMap::new(),
+            repairs: watch::channel(None).1,
         };
         let released = Released {
             sandbox: SandboxRef {

@@ -157,7 +157,14 @@ fn start_followers(
     annotations::start(shared, registry, conditions, adopted);
     let before = (adoption, source.health());
     let (known, readiness) = (registry.clone(), conditions.clone());
-    let (broker, announcements) = Sync::start(clients.clone(), known, readiness, synced, before);
+    let (broker, announcements) = Sync::start(
+        clients.clone(),
+        known,
+        shared.status.clone(),
+        readiness,
+        synced,
+        before,
+    );
     let unserved = track_unserved(
         clients.clone(),
         registry.clone(),

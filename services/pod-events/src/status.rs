@@ -15,6 +15,7 @@ use std::{
 };
 
 use inpod_types::{NodeName, PodRef, Reason};
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Client, runtime::events::Recorder};
 use prometheus_client::registry::Registry;
 use tokio::{sync::mpsc, time::Instant};
@@ -43,6 +44,7 @@ pub(crate) struct ApiServer {
     source: Source,
     rate_limits: Mutex<RateLimits>,
     events: mpsc::Sender<QueuedEvent>,
+    node: NodeName,
 }
 
 impl fmt::Debug for ApiServer {
@@ -75,6 +77,7 @@ impl StatusReporter {
             source: source.clone(),
             rate_limits: Mutex::default(),
             events,
+            node: node.clone(),
         };
         Self {
             queue: Arc::default(),
@@ -136,8 +139,32 @@ impl StatusReporter {
             return;
         };
         tracing::debug!(%pod, ?kind, %reason, message, "Event");
+        self.queue_event(
+            api_server,
+            inpod_kube::regarding(pod),
+            kind,
+            (reason, message),
+        );
+    }
+
+    /// Queues a warning about this node.
+    pub(crate) fn node_event(&self, reason: Reason, message: &str) {
+        tracing::warn!(%reason, message, "Event about this node");
+        if let Some(api_server) = &self.api_server {
+            let node = inpod_kube::regarding_node(&api_server.node);
+            self.queue_event(api_server, node, EventKind::Warning, (reason, message));
+        }
+    }
+
+    fn queue_event(
+        &self,
+        api_server: &ApiServer,
+        subject: ObjectReference,
+        kind: EventKind,
+        (reason, message): (Reason, &str),
+    ) {
         let queued = QueuedEvent {
-            pod: pod.clone(),
+            subject,
             kind,
             reason,
             message: message.to_owned(),
@@ -145,7 +172,8 @@ impl StatusReporter {
         };
         let limits = api_server.rate_limits.lock();
         let mut limits = limits.unwrap_or_else(PoisonError::into_inner);
-        let is_allowed = limits.allow(&pod.uid, reason, queued.created);
+        let uid = queued.subject.uid.as_deref().unwrap_or_default();
+        let is_allowed = limits.allow(uid, reason, queued.created);
         if !is_allowed || api_server.events.try_send(queued).is_err() {
             self.metrics.count_event("dropped");
         }

@@ -9,7 +9,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use inpod_proto::{
-    netconfig::v1::{WatchDriftResponse, watch_drift_response::Event as DriftEvent},
+    netconfig::v1::{NodeRepaired, WatchDriftResponse, watch_drift_response::Event as DriftEvent},
     required,
     ztunnelbroker::v1::{
         SessionPhase, WatchSessionsResponse, watch_sessions_response::Event as SessionEvent,
@@ -17,6 +17,7 @@ use inpod_proto::{
 };
 use inpod_service::Readiness;
 use inpod_types::{Failure, Reason, SandboxRef};
+use prost_types::Timestamp;
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
@@ -27,6 +28,7 @@ use crate::{
     adoption::Adoption,
     clients::{Clients, Instance},
     source::Health,
+    status::StatusReporter,
     tasks::{Registry, Synced},
     unserved::Announcements,
 };
@@ -63,6 +65,7 @@ impl Sync {
     pub(crate) fn start(
         clients: Clients,
         registry: Registry,
+        status: StatusReporter,
         conditions: Readiness,
         synced: watch::Sender<Synced>,
         (adoption, source): (Adoption, watch::Receiver<Health>),
@@ -74,7 +77,7 @@ impl Sync {
         let (netconfig_instance, netconfig) = watch::channel(None);
         let (broker_instance, broker) = watch::channel(None);
         let (announced, announcements) = watch::channel(Announcements::default());
-        let (readiness, known) = (conditions.clone(), registry.clone());
+        let (readiness, known) = (conditions.clone(), (registry.clone(), status));
         let follower = follow_netconfig(clients.clone(), known, readiness, netconfig_instance);
         tokio::spawn(inpod_service::abort_on_panic("netconfig", follower));
         let follower = follow_broker(
@@ -289,18 +292,41 @@ async fn follow<M, F>(
 
 async fn follow_netconfig(
     clients: Clients,
-    registry: Registry,
+    (registry, status): (Registry, StatusReporter),
     conditions: Readiness,
     instance: watch::Sender<Instance>,
 ) {
     let open = || clients.watch_drift();
-    let on_message = |message: WatchDriftResponse, instance: &watch::Sender<Instance>| {
-        if let Some(event) = message.event {
-            on_drift(event, &registry, &conditions, instance);
-        }
+    let mut reported = None;
+    let on_message = |message: WatchDriftResponse, instance: &watch::Sender<Instance>| match message
+        .event
+    {
+        Some(DriftEvent::NodeRepaired(repaired)) => report_repair(&status, &mut reported, repaired),
+        Some(event) => on_drift(event, &registry, &conditions, instance),
+        None => {}
     };
     let known = conditions.clone();
     follow("netconfig", known, instance, open, on_message, || {}).await;
+}
+
+/// Reports a repair unless a new stream repeats it.
+fn report_repair(status: &StatusReporter, last: &mut Option<NodeRepaired>, repaired: NodeRepaired) {
+    if last.as_ref() != Some(&repaired) {
+        status.node_event(Reason::NodeRepaired, &describe_repair(&repaired));
+        *last = Some(repaired);
+    }
+}
+
+fn describe_repair(repaired: &NodeRepaired) -> String {
+    // Seconds suffice to find the cause in the logs of the node.
+    let at = repaired.at.map(|at| Timestamp { nanos: 0, ..at });
+    let at = at.map(|at| format!("at {at}, "));
+    let differences = repaired.differences.join("; ");
+    format!(
+        "Another program changed what inpod keeps in the node's own network, and inpod repaired, {}these differences: \
+         {differences}",
+        at.unwrap_or_default()
+    )
 }
 
 fn on_drift(
@@ -328,7 +354,7 @@ fn on_drift(
                 registry.observed(&sandbox, &state.fingerprint, state.intact);
             }
         }
-        DriftEvent::StateComplete(_) => {}
+        DriftEvent::StateComplete(_) | DriftEvent::NodeRepaired(_) => {}
     }
 }
 

@@ -53,6 +53,18 @@ fn take_out_of_the_set(cluster: &ExclusiveCluster<'_>, pod: &Value) {
     cluster.machine().exec(&delete).unwrap();
 }
 
+fn until_repair_is_reported(cluster: &ExclusiveCluster<'_>, node: &str) {
+    let events = "/apis/events.k8s.io/v1/namespaces/default/events";
+    eventually("an Event of the node", TIMEOUT, || {
+        let all = cluster.server.get(events)?.to_string();
+        let of_node = all.contains("NodeRepaired") && all.contains(node);
+        let difference = "1 addresses are missing or have the wrong owner";
+        ensure!(of_node && all.contains(difference), "{all}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
 fn probed() -> Value {
     container(&json!({
         "startupProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 60},
@@ -115,6 +127,7 @@ fn probes_of_each_kind_succeed_past_ztunnel_and_fail_without_the_element_that_le
         until_ready_is(cluster, &pod, true);
         ztunnel(Signal::SIGCONT);
         cluster.until_whole();
+        until_repair_is_reported(cluster, text(&pod, "/spec/nodeName"));
         let (namespace, name) = named(&pod);
         let now = cluster.pod(namespace, name).unwrap();
         assert_eq!(

@@ -84,6 +84,10 @@ impl Agent {
     }
 
     fn event(&self, change: &Value) -> anyhow::Result<Value> {
+        self.event_in(&self.namespace, change)
+    }
+
+    fn event_in(&self, namespace: &str, change: &Value) -> anyhow::Result<Value> {
         let name = format!("web.{}", NEXT.fetch_add(1, Ordering::Relaxed));
         let mut event = json!({
             "apiVersion": "events.k8s.io/v1",
@@ -99,10 +103,7 @@ impl Agent {
         });
         let more = change.as_object().unwrap().clone();
         event.as_object_mut().unwrap().extend(more);
-        let path = format!(
-            "/apis/events.k8s.io/v1/namespaces/{}/events",
-            self.namespace
-        );
+        let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
         let how = ("POST", "application/json");
         self.server.ask_as(&self.token, how, &path, &event)
     }
@@ -257,6 +258,22 @@ fn events_are_about_pods_of_their_namespace_and_say_whose_they_are() {
     }
     // The server requires agreeing namespaces.
     assert!(agent.event(&about("Pod", "default")).is_err());
+}
+
+#[test]
+fn events_are_about_the_node_of_the_token_and_no_other_node() {
+    let agent = Agent::new();
+    let about = |node: &str| {
+        json!({
+            "metadata": {"name": format!("node.{}", NEXT.fetch_add(1, Ordering::Relaxed))},
+            "regarding": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+        })
+    };
+    agent.event_in("default", &about(&agent.node)).unwrap();
+    for (namespace, node) in [("default", "another-node"), ("kube-system", &agent.node)] {
+        let refused = agent.event_in(namespace, &about(node));
+        assert!(refused.is_err(), "{namespace} {node}");
+    }
 }
 
 #[test]

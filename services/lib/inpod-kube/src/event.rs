@@ -28,6 +28,17 @@ pub fn regarding(pod: &PodRef) -> ObjectReference {
     }
 }
 
+/// Refers to a node, by the name also as UID, as the kubelet's Events do (`kubectl describe node` lists both).
+pub fn regarding_node(node: &NodeName) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Node".to_owned()),
+        name: Some(node.to_string()),
+        uid: Some(node.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
 /// Truncates a note to the length that the API server accepts.
 pub fn truncate_note(text: &str) -> String {
     truncate(text, MAX_NOTE_BYTES).to_owned()

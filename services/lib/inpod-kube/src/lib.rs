@@ -7,7 +7,7 @@ mod event;
 mod publish;
 
 pub use client::{ClientError, client_config};
-pub use event::{regarding, reporter, truncate_note};
+pub use event::{regarding, regarding_node, reporter, truncate_note};
 pub use publish::publish_event;
 
 use inpod_types::with_causes;

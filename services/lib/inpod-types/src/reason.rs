@@ -191,6 +191,8 @@ reasons! {
     TrafficBypassed = 73, FAILED_PRECONDITION, "TRAFFIC_BYPASSED", "Take the capabilities NET_RAW and NET_ADMIN from the process that the message names, or make the rule that it names use a mark outside of 0xfff.";
     /// Foreign routes or ip rules of the pod leave no place for inpod's.
     RoutingTaken = 74, FAILED_PRECONDITION, "ROUTING_TAKEN", "Remove the foreign route or ip rule that the message names from the pod's network namespace, or give it another table or a priority above 0.";
+    /// Another program changed what inpod keeps in the node's own network namespace, and inpod wrote it again.
+    NodeRepaired = 75, FAILED_PRECONDITION, "NODE_REPAIRED", "Find the program that deletes foreign rules on the node, such as systemd-networkd without ManageForeignRoutingPolicyRules=no or a firewall's reload; rules of other programs, such as those for hostPort, may be lost as well.";
 }
 
 impl fmt::Display for Reason {

@@ -29,6 +29,11 @@ impl Differences {
         sentences.extend(self.routing.sentences());
         sentences
     }
+
+    /// Returns a sentence per missing ip rule, which no upgrade of inpod explains.
+    pub(super) fn lost_rules(&self) -> Vec<String> {
+        self.routing.lost()
+    }
 }
 
 #[derive(Debug)]

@@ -288,6 +288,7 @@ impl Run {
         Sync::start(
             clients,
             registry.clone(),
+            shared.status.clone(),
             conditions.clone(),
             synced_sender,
             before,

@@ -2,7 +2,8 @@
 //!
 //! An Event that repeats a recent reason increments the count of the existing series.
 
-use inpod_types::{PodRef, Reason};
+use inpod_types::Reason;
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, Recorder};
 use tokio::{sync::mpsc, time::Instant};
 
@@ -15,7 +16,7 @@ const ACTION: &str = "Redirect";
 
 #[derive(Clone, Debug)]
 pub(super) struct QueuedEvent {
-    pub(super) pod: PodRef,
+    pub(super) subject: ObjectReference,
     pub(super) kind: EventKind,
     pub(super) reason: Reason,
     pub(super) message: String,
@@ -28,11 +29,11 @@ pub(super) async fn send(
     metrics: StatusMetrics,
 ) {
     while let Some(queued) = queue.recv().await {
-        let (event, regarding) = (event_of(&queued), inpod_kube::regarding(&queued.pod));
-        match inpod_kube::publish_event(&recorder, &event, &regarding, queued.created).await {
+        let (event, subject) = (event_of(&queued), &queued.subject);
+        match inpod_kube::publish_event(&recorder, &event, subject, queued.created).await {
             Ok(()) => metrics.count_event("sent"),
             Err(why) => {
-                tracing::warn!(pod = %queued.pod, reason = %queued.reason, message = queued.message, why, "Could not create an Event");
+                tracing::warn!(subject = ?(&subject.namespace, &subject.name), reason = %queued.reason, message = queued.message, why, "Could not create an Event");
                 metrics.count_event("failed");
             }
         }
@@ -57,13 +58,12 @@ fn event_of(queued: &QueuedEvent) -> Event {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing;
 
     #[test]
     fn a_warning_includes_the_remedy() {
         let note = |kind| {
             let queued = QueuedEvent {
-                pod: testing::pod("shop", "web").pod,
+                subject: ObjectReference::default(),
                 kind,
                 reason: Reason::ZtunnelRefused,
                 message: "No".to_owned(),

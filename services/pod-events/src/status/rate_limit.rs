@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use inpod_types::{PodUid, Reason};
+use inpod_types::Reason;
 use tokio::time::Instant;
 
 /// The size of a token bucket, and the interval at which the bucket gains a token.
@@ -16,15 +16,15 @@ const PER_NODE: Rate = (50, Duration::from_millis(100));
 #[derive(Debug, Default)]
 pub(super) struct RateLimits {
     node: Option<Instant>,
-    pods: HashMap<(PodUid, Reason), Instant>,
+    pods: HashMap<(String, Reason), Instant>,
 }
 
 impl RateLimits {
     /// Returns whether the Event may be sent, and takes a token for the Event.
-    pub(super) fn allow(&mut self, pod: &PodUid, reason: Reason, now: Instant) -> bool {
+    pub(super) fn allow(&mut self, uid: &str, reason: Reason, now: Instant) -> bool {
         // A full bucket equals a new bucket.
         self.pods.retain(|_, full_at| *full_at > now);
-        let key = (pod.clone(), reason);
+        let key = (uid.to_owned(), reason);
         let pod_bucket = take_token(PER_POD, self.pods.get(&key).copied(), now);
         let node_bucket = take_token(PER_NODE, self.node, now);
         let (Some(pod_bucket), Some(_)) = (pod_bucket, node_bucket) else {
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     fn count_allowed(limits: &mut RateLimits, pods: &[&str], now: Instant) -> usize {
-        let pods = pods.iter().map(|pod| pod.parse().unwrap());
+        let pods = pods.iter();
         pods.filter(|pod| limits.allow(pod, Reason::ZtunnelRefused, now))
             .count()
     }
@@ -61,8 +61,8 @@ mod tests {
             let count = count_allowed(&mut limits, &["web"; 10], now);
             assert_eq!(count, allowed, "{seconds}");
         }
-        let (web, now) = ("web".parse().unwrap(), start + Duration::from_secs(900));
-        assert!(limits.allow(&web, Reason::AnnotationLate, now));
+        let (web, now) = ("web", start + Duration::from_secs(900));
+        assert!(limits.allow(web, Reason::AnnotationLate, now));
     }
 
     #[test]

@@ -109,7 +109,7 @@ async fn read_states(node: &Node) -> Observed<Vec<NetnsState>> {
                 states.push(state);
             }
             Some(Event::StateComplete(_)) => return Ok(states),
-            Some(Event::InstanceId(_) | Event::ClaimReleased(_)) => {}
+            Some(Event::InstanceId(_) | Event::ClaimReleased(_) | Event::NodeRepaired(_)) => {}
             None => return Err("netconfig ended the stream".to_owned()),
         }
     }

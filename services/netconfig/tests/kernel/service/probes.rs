@@ -8,14 +8,16 @@ use std::{
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use inpod_proto::netconfig::v1::{
     AmbientRedirection, ApplyRulesRequest, ApplyRulesResponse, ClaimNetnsRequest, Ipv6Capture,
-    ProbeExemption, Redirection, RemovePhase, RemoveRulesRequest, redirection::Mode,
+    ProbeExemption, Redirection, RemovePhase, RemoveRulesRequest, WatchDriftRequest,
+    redirection::Mode, watch_drift_response::Event,
 };
 use inpod_types::Reason;
+use tokio::time::timeout;
 use tonic::{Code, Status};
 
 use crate::harness::{Netconfig, ambient, netns_ref, refusal, wire};
@@ -399,7 +401,7 @@ async fn a_prober_at_constant_rate_sees_nothing_of_netconfig_being_killed_and_st
 }
 
 #[tokio::test]
-async fn a_flush_of_the_nodes_rules_is_mended_and_counted() {
+async fn a_flush_of_the_nodes_rules_is_mended_counted_and_reported() {
     let place = Place::new();
     let mut netconfig = Netconfig::start_on(Arc::clone(&place.node), &[]).await;
     netconfig.claim("c1", &place.pod).await.unwrap();
@@ -423,4 +425,21 @@ async fn a_flush_of_the_nodes_rules_is_mended_and_counted() {
     ] {
         assert!(metrics.contains(line), "{line} is not in\n{metrics}");
     }
+    // A later watcher gets the repair, too, since pod-events may connect after the repair.
+    let request = WatchDriftRequest {};
+    let mut stream = netconfig
+        .client
+        .watch_drift(request)
+        .await
+        .unwrap()
+        .into_inner();
+    let repaired = loop {
+        let message = timeout(TIMEOUT, stream.message()).await.expect("no repair");
+        if let Some(Event::NodeRepaired(repaired)) = message.unwrap().unwrap().event {
+            break repaired;
+        }
+    };
+    assert_eq!(repaired.differences, ["the whole set is missing"]);
+    let at = SystemTime::try_from(repaired.at.unwrap()).unwrap();
+    assert!(at.elapsed().unwrap() <= flushed.elapsed());
 }
