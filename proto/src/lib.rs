@@ -6,6 +6,7 @@ mod address;
 mod class;
 mod convert;
 mod failure;
+mod redirection;
 
 pub use address::{addresses_from, addresses_to};
 pub use class::{Class, class_of, max_request_bytes};

@@ -1,5 +1,7 @@
 use std::fmt;
 
+use inpod_types::redirection::{Ipv6, Network};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
     V4,
@@ -22,6 +24,18 @@ impl Family {
             Self::V4
         } else {
             Self::V6
+        }
+    }
+
+    pub(crate) fn of_network(network: Network) -> Self {
+        Self::of(network.address())
+    }
+
+    /// Returns the families that a redirection may capture.
+    pub(crate) fn captured(ipv6: Ipv6) -> &'static [Self] {
+        match ipv6 {
+            Ipv6::Auto | Ipv6::On => &Self::ALL,
+            Ipv6::Off => &[Self::V4],
         }
     }
 }

@@ -7,14 +7,15 @@ pub mod ambient;
 mod expr;
 mod fingerprint;
 mod render;
-mod settings;
 pub mod sidecar;
 mod tag;
 
 pub use expr::{Expr, Transport};
 pub use fingerprint::Fingerprint;
-pub use settings::{Ambient, Exclusions, InterfaceName, Ipv6, Network, NoInterfaceName, NoNetwork};
-pub use sidecar::{InboundCapture, Loopback, NoLoopback, Owner, Selection, Sidecar};
+pub use inpod_types::redirection::{
+    Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Loopback, Network, Owner, Selection,
+    Sidecar,
+};
 pub(crate) use tag::sandbox_name;
 pub use tag::{ForeignComment, Tag};
 

@@ -7,13 +7,13 @@ use std::{
 };
 
 use inpod_service::Key;
-use inpod_types::{NamespaceName, NodeName, keys};
+use inpod_types::{NamespaceName, NodeName, keys, redirection::Ipv6};
 use serde::Deserialize;
 
 use crate::{
     decide::{ClassPattern, Policy, SANDBOXED_RUNTIME_CLASSES, Selectors},
     labels::{Selector, TaintKey},
-    redirection::{Capture, Group, Ipv6, Loopback, OwnerGroups, Permission, Permissions},
+    redirection::{Capture, Group, NodeLoopback, OwnerGroups, Permission, Permissions},
 };
 
 pub const KEYS: &[Key] = &[
@@ -163,7 +163,7 @@ pub struct Config {
     #[serde(deserialize_with = "inpod_service::list")]
     sidecar_excluded_owner_groups: Vec<Group>,
     #[serde(deserialize_with = "inpod_service::config::parsed")]
-    sidecar_loopback_network: Loopback,
+    sidecar_loopback_network: NodeLoopback,
     propagation_wait_seconds: u32,
     drain_grace_seconds: u32,
     listener_check_seconds: u32,

@@ -12,16 +12,18 @@ mod sidecar;
 use std::{
     collections::{BTreeMap, BTreeSet},
     num::NonZeroU16,
-    str::FromStr,
 };
 
 use inpod_proto::netconfig::v1 as wire;
-use inpod_types::{Enrollment, keys, lists::InvalidList};
+use inpod_types::{
+    Enrollment, keys,
+    redirection::{Exclusions, Ipv6},
+};
 use serde::{Deserialize, Serialize};
 
-pub use exclusions::{Exclusions, Malformed};
+pub use exclusions::{Malformed, texts as exclusion_texts};
 pub use permissions::{Permission, Permissions};
-pub use sidecar::{Group, Loopback, OwnerGroups, Proxy, Selection, Sidecar};
+pub use sidecar::{Group, NodeLoopback, OwnerGroups, Proxy, Sidecar};
 
 /// The node's part of every redirection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,7 +34,7 @@ pub struct Capture {
     pub owner_groups: OwnerGroups,
     pub excluded_owner_groups: Vec<Group>,
     /// The pod's own loopback network, which is never captured.
-    pub loopback: Loopback,
+    pub loopback: NodeLoopback,
 }
 
 /// A pod's redirection in the form of the checkpoint.
@@ -71,55 +73,6 @@ impl Redirection {
             Self::Sidecar(sidecar) => wire::redirection::Mode::Sidecar(sidecar.to_wire(node)),
         };
         wire::Redirection { mode: Some(mode) }
-    }
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Ipv6 {
-    /// IPv6 is captured where the pod's netns has IPv6.
-    #[default]
-    Auto,
-    /// IPv6 is captured, and pods without IPv6 are refused.
-    On,
-    Off,
-}
-
-impl FromStr for Ipv6 {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "on" => Ok(Self::On),
-            "off" => Ok(Self::Off),
-            _ => Err(format!("\"{text}\" is not auto, on or off")),
-        }
-    }
-}
-
-impl From<Ipv6> for wire::Ipv6Capture {
-    fn from(ipv6: Ipv6) -> Self {
-        match ipv6 {
-            Ipv6::Auto => Self::Unspecified,
-            Ipv6::On => Self::On,
-            Ipv6::Off => Self::Off,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Inbound {
-    Redirect,
-    Tproxy,
-}
-
-impl From<Inbound> for wire::InboundCapture {
-    fn from(inbound: Inbound) -> Self {
-        match inbound {
-            Inbound::Redirect => Self::Redirect,
-            Inbound::Tproxy => Self::Tproxy,
-        }
     }
 }
 
@@ -162,7 +115,7 @@ impl Requested {
         let is_true = |name| text(name).and_then(parse_bool).unwrap_or(false);
         let names = text(keys::REROUTE_VIRTUAL_INTERFACES).unwrap_or_default();
         let names = names.split(',').map(str::trim);
-        let exclusions = Exclusions::from_annotations(text);
+        let exclusions = exclusions::from_annotations(text);
         Self {
             malformed: exclusions.as_ref().err().cloned(),
             settings: RequestedSettings {
@@ -188,7 +141,7 @@ impl Requested {
     pub fn privileged(&self) -> impl Iterator<Item = PrivilegedRequest> {
         let malformed = self.malformed.as_ref();
         let malformed = malformed.map(|it| (it.annotation, it.why.clone()));
-        let exclusions = self.settings.exclusions.texts().chain(malformed);
+        let exclusions = exclusions::texts(&self.settings.exclusions).chain(malformed);
         let exclusions = exclusions.map(|(annotation, text)| PrivilegedRequest {
             annotation,
             text,
@@ -253,15 +206,15 @@ fn ambient(node: &Capture, settings: &RequestedSettings) -> wire::AmbientRedirec
     }
 }
 
-fn malformed(annotation: &'static str) -> impl Fn(InvalidList) -> Malformed {
+fn malformed<E: ToString>(annotation: &'static str) -> impl Fn(E) -> Malformed {
     move |error| Malformed {
         annotation,
         why: error.to_string(),
     }
 }
 
-fn numbers(ports: &BTreeSet<NonZeroU16>) -> Vec<u32> {
-    ports.iter().map(|port| port.get().into()).collect()
+fn numbers<'a>(ports: impl IntoIterator<Item = &'a NonZeroU16>) -> Vec<u32> {
+    ports.into_iter().map(|port| port.get().into()).collect()
 }
 
 fn texts<T: ToString>(entries: impl IntoIterator<Item = T>) -> Vec<String> {

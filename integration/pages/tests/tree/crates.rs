@@ -136,7 +136,7 @@ fn crates_that_promise_it_depend_on_little() {
     };
     let parser_and_sockets = ["lexopt", "nix", "socket2", "thiserror"];
     assert_eq!(direct("validate"), set(&parser_and_sockets));
-    assert_eq!(direct("inpod-types"), set(&["serde", "thiserror"]));
+    assert_eq!(direct("inpod-types"), set(&["ipnet", "serde", "thiserror"]));
     let injection = [
         "json-patch",
         "serde",

@@ -13,6 +13,7 @@ pub mod lists;
 mod netns;
 mod pod;
 mod reason;
+pub mod redirection;
 mod sandbox;
 
 /// The version of this build, with the commit in builds by `deploy/images/compile`, as in `0.2.0+0123456789ab`.
@@ -32,7 +33,7 @@ pub use pod::{
 pub use reason::Reason;
 pub use sandbox::{ContainerId, IfName, NetworkName, SandboxRef};
 
-use std::net::IpAddr;
+use std::{net::IpAddr, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +62,12 @@ pub fn parse_address(text: &str) -> Result<IpAddr, InvalidIdentifier> {
         )),
         IpAddr::V4(_) | IpAddr::V6(_) => Ok(address),
     }
+}
+
+/// Parses digits without a sign.
+pub fn parse_digits<T: FromStr>(digits: &str) -> Option<T> {
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| digits.parse().ok()).flatten()
 }
 
 #[cfg(test)]

@@ -45,9 +45,9 @@ pub(crate) fn lower(rule: &Rule) -> Vec<Op> {
 fn lower_expr(expr: &Expr) -> Vec<Op> {
     match expr {
         Expr::Version(family) => version(*family),
-        Expr::Source(network) => address(*network, source_of(network.family()), is),
-        Expr::Destination(network) => address(*network, destination_of(network.family()), is),
-        Expr::DestinationNot(other) => address(*other, destination_of(other.family()), not),
+        Expr::Source(network) => address(*network, source_of, is),
+        Expr::Destination(network) => address(*network, destination_of, is),
+        Expr::DestinationNot(other) => address(*other, destination_of, not),
         Expr::DestinationIn(family, set) => {
             let mut ops = version(*family);
             ops.push(payload(Base::Network, destination_of(*family)));
@@ -114,9 +114,14 @@ fn tproxy(family: Option<Family>, port: u16, mark: Mark) -> Vec<Op> {
 }
 
 /// Compares an address, which a rule in an inet table can only load once the family is certain.
-fn address<C: Fn(Vec<u8>) -> Op>(network: Network, field: (u32, u32), compare: C) -> Vec<Op> {
-    let mut ops = version(network.family());
-    ops.push(payload(Base::Network, field));
+fn address(
+    network: Network,
+    field: fn(Family) -> (u32, u32),
+    compare: fn(Vec<u8>) -> Op,
+) -> Vec<Op> {
+    let family = Family::of_network(network);
+    let mut ops = version(family);
+    ops.push(payload(Base::Network, field(family)));
     if !network.is_host() {
         let mask = bytes(network.mask());
         let xor = vec![0; mask.len()];

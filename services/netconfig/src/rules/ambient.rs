@@ -120,7 +120,7 @@ fn loopbacks(settings: &Ambient) -> impl Iterator<Item = Network> {
         Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
         Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
     };
-    let families = settings.families().iter();
+    let families = Family::captured(settings.ipv6).iter();
     families.map(loopback).map(Network::host)
 }
 
@@ -132,7 +132,7 @@ fn either_family(settings: &Ambient, packets: Vec<Expr>, action: Expr) -> Rule {
 
 /// Returns the only captured family, or `None` if both families are captured.
 fn only_family(settings: &Ambient) -> Option<Family> {
-    match settings.families() {
+    match Family::captured(settings.ipv6) {
         [only] => Some(*only),
         _ => None,
     }
@@ -149,7 +149,7 @@ fn only_syn(settings: &Ambient) -> Option<Expr> {
 }
 
 fn is_captured(settings: &Ambient, network: Network) -> bool {
-    settings.families().contains(&network.family())
+    Family::captured(settings.ipv6).contains(&Family::of_network(network))
 }
 
 pub(super) fn is_loopback(direction: fn(InterfaceName) -> Expr) -> Expr {

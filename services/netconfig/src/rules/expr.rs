@@ -1,6 +1,6 @@
 use std::net::IpAddr;
 
-use super::settings::{InterfaceName, Network};
+use super::{InterfaceName, Network};
 use crate::{family::Family, marks::Mark};
 
 /// A part of a rule. Conditions describe the packet. Any expression missing from the list below is
@@ -86,7 +86,7 @@ impl Expr {
         match self {
             Self::Version(family) => Some(*family),
             Self::Source(network) | Self::Destination(network) | Self::DestinationNot(network) => {
-                Some(network.family())
+                Some(Family::of_network(*network))
             }
             Self::DestinationIn(family, _) => Some(*family),
             Self::FrameFrom(address) => Some(Family::of(*address)),

@@ -160,7 +160,13 @@ impl fmt::Display for Expr {
 }
 
 fn address(f: &mut fmt::Formatter<'_>, network: Network, field: &str) -> fmt::Result {
-    write!(f, "{} {field} {network}", header(network.family()))
+    write!(f, "{} {field} ", header(Family::of_network(network)))?;
+    // nft prints a single address without a length.
+    if network.is_host() {
+        write!(f, "{}", network.address())
+    } else {
+        write!(f, "{network}")
+    }
 }
 
 fn header(family: Family) -> &'static str {

@@ -3,14 +3,11 @@
 
 mod inbound;
 mod outbound;
-mod settings;
-
-pub use settings::{InboundCapture, Loopback, NoLoopback, Owner, Selection, Sidecar};
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{
-    Expr, InterfaceName, Kind, Network, Rule, Ruleset, Table, Transport,
+    Expr, InterfaceName, Kind, Network, Owner, Rule, Ruleset, Selection, Sidecar, Table, Transport,
     ambient::{MANGLE, MANGLE_PRIORITY, NAT, NAT_PRIORITY, RAW, RAW_PRIORITY, base, table},
 };
 use crate::{
@@ -42,7 +39,7 @@ pub(crate) fn ruleset(settings: &Sidecar) -> Ruleset {
 /// counts (nft_ct_set_zone_eval in net/netfilter/nft_ct.c, xt_ct_target in net/netfilter/xt_CT.c). Families without
 /// captured servers have no such rules; Istio writes the proxy's rules for these families, too.
 fn raw(settings: &Sidecar) -> Option<Table> {
-    let families = settings.dns_families();
+    let families = dns_families(settings);
     if families.is_empty() {
         return None;
     }
@@ -80,7 +77,7 @@ fn mangle(settings: &Sidecar) -> Option<Table> {
     if settings.drop_invalid {
         // The rule drops packets of every protocol; Istio's nftables rules drop only TCP.
         let packets = vec![Expr::InvalidConnection];
-        prerouting.push(rule(settings.families(), packets, Expr::Drop));
+        prerouting.push(rule(Family::captured(settings.ipv6), packets, Expr::Drop));
     }
     let mut output = Vec::new();
     if settings.captures_by_tproxy() {
@@ -160,8 +157,27 @@ fn rule(families: &[Family], packets: Vec<Expr>, action: Expr) -> Rule {
     Rule(only.into_iter().chain(packets).chain(counted).collect())
 }
 
+/// Returns the families whose DNS queries go to the proxy, and none if port 53 is excluded.
+fn dns_families(settings: &Sidecar) -> Vec<Family> {
+    let mut excluded = settings.excluded_outbound_ports.iter();
+    if !settings.captures_any_group() || excluded.any(|port| port.get() == DNS_PORT) {
+        return Vec::new();
+    }
+    let is_asked = |family: &Family| settings.dns.is_any(|server| Family::of(*server) == *family);
+    let families = Family::captured(settings.ipv6).iter();
+    families.copied().filter(is_asked).collect()
+}
+
+/// Returns whether any outbound traffic is captured, apart from the proxy's calls to the pod.
+fn captures_outbound(settings: &Sidecar) -> bool {
+    let is_any = settings.outbound_networks.is_any(|_| true)
+        || !settings.outbound_ports.is_empty()
+        || !dns_families(settings).is_empty();
+    settings.captures_any_group() && is_any
+}
+
 fn not_loopback(settings: &Sidecar) -> impl Iterator<Item = Expr> {
-    let families = settings.families().iter();
+    let families = Family::captured(settings.ipv6).iter();
     families.map(|family| Expr::DestinationNot(loopback(settings, *family)))
 }
 
@@ -174,7 +190,7 @@ fn loopback(settings: &Sidecar, family: Family) -> Network {
 
 /// Returns a condition for the proxy's passthrough address, per captured family.
 fn from_passthrough(settings: &Sidecar) -> impl Iterator<Item = Expr> {
-    let families = settings.families().iter();
+    let families = Family::captured(settings.ipv6).iter();
     let address = |family: &Family| match family {
         Family::V4 => PASSTHROUGH_V4.into(),
         Family::V6 => PASSTHROUGH_V6.into(),
@@ -187,7 +203,7 @@ fn by_excluded_interfaces(
     direction: fn(InterfaceName) -> Expr,
 ) -> impl Iterator<Item = Rule> {
     let interfaces = settings.excluded_interfaces.iter().cloned();
-    let families = settings.families();
+    let families = Family::captured(settings.ipv6);
     interfaces.map(move |name| rule(families, vec![direction(name)], Expr::Accept))
 }
 

@@ -99,9 +99,9 @@ fn exclusions() -> Ambient {
     Ambient {
         exclusions: Exclusions {
             outbound_ports: ports(&[5432, 6379]),
-            outbound_networks: networks(&["10.96.0.0/12", "192.168.7.9/32", "fd96::/108"]),
+            outbound_cidrs: networks(&["10.96.0.0/12", "192.168.7.9/32", "fd96::/108"]),
             inbound_ports: ports(&[9090]),
-            inbound_networks: networks(&["10.244.0.0/16", "fd44::1/128"]),
+            inbound_cidrs: networks(&["10.244.0.0/16", "fd44::1/128"]),
         },
         ..Ambient::default()
     }

@@ -1,7 +1,9 @@
+use inpod_types::redirection::{Exclusions, InboundCapture, Selection};
+
 use super::*;
 use crate::{
     boottime::BootInstant,
-    redirection::{Exclusions, Inbound, Proxy, RequestedSettings, Selection, Sidecar},
+    redirection::{Proxy, RequestedSettings, Sidecar},
     testing::{enrolled, pod, record, to_sidecar},
 };
 
@@ -152,15 +154,15 @@ fn sidecar() -> Sidecar {
             dns: true,
             drop_invalid: false,
         },
-        inbound: Inbound::Tproxy,
+        inbound: InboundCapture::Tproxy,
         inbound_ports: Selection::All,
         excluded_inbound_ports: [15020.try_into().unwrap()].into(),
         outbound_networks: Selection::These(["fd00::/8".parse().unwrap()].into()),
         excluded_outbound_networks: ["10.0.0.0/8".parse().unwrap()].into(),
         outbound_ports: [80.try_into().unwrap()].into(),
         excluded_outbound_ports: [15020.try_into().unwrap()].into(),
-        excluded_interfaces: ["net1".to_owned()].into(),
-        virtual_interfaces: ["vm0".to_owned()].into(),
+        excluded_interfaces: ["net1".parse().unwrap()].into(),
+        virtual_interfaces: ["vm0".parse().unwrap()].into(),
     }
 }
 

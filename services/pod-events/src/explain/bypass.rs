@@ -7,7 +7,7 @@ use super::PodInfo;
 use crate::{
     checkpoint::{Intent, Record},
     pod::MarkSetter,
-    redirection::Redirection,
+    redirection::{Redirection, exclusion_texts},
 };
 
 const NOT_YET: &str = "It should be in the mesh but is not yet: its traffic may not be captured.";
@@ -77,7 +77,7 @@ fn exclusions(record: &Record) -> Vec<String> {
             let inbound = settings.bypass_inbound_capture.then_some(inbound);
             let kept = "Connections that it had before its enrollment bypass ztunnel.";
             let kept = settings.keep_existing_connections.then(|| kept.to_owned());
-            let excluded = settings.exclusions.texts().map(excluded);
+            let excluded = exclusion_texts(&settings.exclusions).map(excluded);
             inbound.into_iter().chain(excluded).chain(kept).collect()
         }
         Redirection::Sidecar(sidecar) => {

@@ -4,19 +4,19 @@
 
 mod node;
 
-use std::{collections::BTreeSet, fmt, num::NonZeroU16};
+use std::{fmt::Display, num::NonZeroU16};
 
 use inpod_proto::netconfig::v1 as wire;
 use inpod_types::{
     keys,
-    lists::{self, InvalidList, NEVER_CAPTURED, excluded_inbound, interfaces, ports},
+    lists::{InvalidList, NEVER_CAPTURED, excluded_inbound, interfaces, networks, ports},
+    redirection::{InboundCapture, InterfaceName, Network, Selection},
 };
-use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::{Capture, Inbound, Malformed, joined, malformed, numbers, texts};
+use super::{Capture, Malformed, joined, malformed, numbers, texts};
 
-pub use node::{Group, Loopback, OwnerGroups};
+pub use node::{Group, NodeLoopback, OwnerGroups};
 
 /// The default of the excluded outbound ports (services/docs/facts/istio-sidecar.md, 3.4).
 const OUTBOUND_DEFAULT: &str = "15020";
@@ -35,27 +35,20 @@ pub struct Proxy {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Selection<T: Ord> {
-    All,
-    These(BTreeSet<T>),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sidecar {
     pub proxy: Proxy,
-    pub inbound: Inbound,
+    pub inbound: InboundCapture,
     pub inbound_ports: Selection<NonZeroU16>,
     /// Ports not captured when all other ports are captured.
-    pub excluded_inbound_ports: BTreeSet<NonZeroU16>,
-    pub outbound_networks: Selection<IpNet>,
-    pub excluded_outbound_networks: BTreeSet<IpNet>,
+    pub excluded_inbound_ports: Vec<NonZeroU16>,
+    pub outbound_networks: Selection<Network>,
+    pub excluded_outbound_networks: Vec<Network>,
     /// TCP destination ports captured in any network.
-    pub outbound_ports: BTreeSet<NonZeroU16>,
-    pub excluded_outbound_ports: BTreeSet<NonZeroU16>,
-    pub excluded_interfaces: BTreeSet<String>,
+    pub outbound_ports: Vec<NonZeroU16>,
+    pub excluded_outbound_ports: Vec<NonZeroU16>,
+    pub excluded_interfaces: Vec<InterfaceName>,
     /// Interfaces whose incoming TCP is treated as outbound.
-    pub virtual_interfaces: BTreeSet<String>,
+    pub virtual_interfaces: Vec<InterfaceName>,
 }
 
 impl Sidecar {
@@ -91,7 +84,7 @@ impl Sidecar {
 
     /// Lists exclusions by the pod's annotations, as `(annotation, text)`, without ports that are never captured.
     pub fn exclusions(&self) -> impl Iterator<Item = (&'static str, String)> {
-        let other_than = |ports: &BTreeSet<NonZeroU16>, implied: &[u16]| {
+        let other_than = |ports: &[NonZeroU16], implied: &[u16]| {
             let others = ports.iter().filter(|port| !implied.contains(&port.get()));
             joined(others)
         };
@@ -115,8 +108,8 @@ impl Sidecar {
     /// Lists the annotations that limit the redirection to some ports or networks, as `(annotation, text)`.
     pub fn limits(&self) -> impl Iterator<Item = (&'static str, String)> {
         let (ports, networks) = (&self.inbound_ports, &self.outbound_networks);
-        let ports = (keys::SIDECAR_INCLUDE_INBOUND_PORTS, ports.to_string());
-        let networks = (keys::SIDECAR_INCLUDE_NETWORKS, networks.to_string());
+        let ports = (keys::SIDECAR_INCLUDE_INBOUND_PORTS, described(ports));
+        let networks = (keys::SIDECAR_INCLUDE_NETWORKS, described(networks));
         let limits = [ports, networks].into_iter();
         limits.filter(|(_, text)| text != ALL)
     }
@@ -125,18 +118,18 @@ impl Sidecar {
     pub fn describe(&self) -> Vec<(String, String)> {
         let proxy = &self.proxy;
         let mode = match self.inbound {
-            Inbound::Redirect => keys::INTERCEPTION_REDIRECT,
-            Inbound::Tproxy => keys::INTERCEPTION_TPROXY,
+            InboundCapture::Redirect => keys::INTERCEPTION_REDIRECT,
+            InboundCapture::Tproxy => keys::INTERCEPTION_TPROXY,
         };
         let lists = [
             ("user and group", format!("{}, {}", proxy.uid, proxy.gid)),
             ("interception mode", mode.to_owned()),
-            ("inbound ports", self.inbound_ports.to_string()),
+            ("inbound ports", described(&self.inbound_ports)),
             (
                 "excluded inbound ports",
                 joined(&self.excluded_inbound_ports),
             ),
-            ("outbound networks", self.outbound_networks.to_string()),
+            ("outbound networks", described(&self.outbound_networks)),
             (
                 "excluded outbound networks",
                 joined(&self.excluded_outbound_networks),
@@ -164,15 +157,12 @@ impl Sidecar {
             ipv6: wire::Ipv6Capture::from(node.ipv6).into(),
             proxy_uids: vec![self.proxy.uid],
             proxy_gids: vec![self.proxy.gid],
-            inbound_ports: self
-                .inbound_ports
-                .listed()
-                .map(|these| wire::PortSelection {
-                    all: these.is_none(),
-                    ports: these.map(numbers).unwrap_or_default(),
-                }),
+            inbound_ports: listed(&self.inbound_ports).map(|these| wire::PortSelection {
+                all: these.is_none(),
+                ports: these.map(numbers).unwrap_or_default(),
+            }),
             excluded_inbound_ports: numbers(&self.excluded_inbound_ports),
-            outbound_networks: self.outbound_networks.listed().map(|these| {
+            outbound_networks: listed(&self.outbound_networks).map(|these| {
                 wire::NetworkSelection {
                     all: these.is_none(),
                     networks: these.map(texts).unwrap_or_default(),
@@ -184,7 +174,7 @@ impl Sidecar {
             excluded_interfaces: texts(&self.excluded_interfaces),
             reroute_virtual_interfaces: texts(&self.virtual_interfaces),
             owner_groups: node.owner_groups.to_wire(),
-            excluded_owner_groups: node.excluded_owner_groups.iter().map(|it| it.0).collect(),
+            excluded_owner_groups: node::group_numbers(&node.excluded_owner_groups),
             dns: self.proxy.dns.then(|| wire::DnsSelection {
                 all: true,
                 servers: Vec::new(),
@@ -195,23 +185,19 @@ impl Sidecar {
     }
 }
 
-impl<T: Ord> Selection<T> {
-    /// Returns `None` if nothing is selected, `Some(None)` if everything is.
-    fn listed(&self) -> Option<Option<&BTreeSet<T>>> {
-        match self {
-            Self::All => Some(None),
-            Self::These(these) => (!these.is_empty()).then_some(Some(these)),
-        }
+/// Returns `None` if nothing is selected, `Some(None)` if everything is.
+fn listed<T>(selection: &Selection<T>) -> Option<Option<&[T]>> {
+    match selection {
+        Selection::All => Some(None),
+        Selection::These(these) => (!these.is_empty()).then_some(Some(these)),
     }
 }
 
-impl<T: Ord + fmt::Display> fmt::Display for Selection<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.listed() {
-            Some(None) => f.write_str(ALL),
-            Some(Some(these)) => f.write_str(&joined(these)),
-            None => f.write_str("none"),
-        }
+fn described<T: Display>(selection: &Selection<T>) -> String {
+    match listed(selection) {
+        Some(None) => ALL.to_owned(),
+        Some(Some(these)) => joined(these),
+        None => "none".to_owned(),
     }
 }
 
@@ -225,8 +211,8 @@ fn list<T>(
 }
 
 /// Parses `*` as everything, anything else as a list.
-fn all_or<T: Ord>(
-    parse: impl Fn(&str) -> Result<BTreeSet<T>, InvalidList>,
+fn all_or<T>(
+    parse: impl Fn(&str) -> Result<Vec<T>, InvalidList>,
     value: Annotation<'_>,
 ) -> Result<Selection<T>, Malformed> {
     if value.1 == "*" {
@@ -235,17 +221,10 @@ fn all_or<T: Ord>(
     list(parse, value).map(Selection::These)
 }
 
-fn networks(text: &str) -> Result<BTreeSet<IpNet>, InvalidList> {
-    let all = lists::networks(text)?.into_iter();
-    Ok(all
-        .filter_map(|(address, bits)| IpNet::new(address, bits).ok())
-        .collect())
-}
-
-fn inbound(mode: Option<&str>) -> Result<Inbound, Malformed> {
+fn inbound(mode: Option<&str>) -> Result<InboundCapture, Malformed> {
     match mode {
-        None | Some(keys::INTERCEPTION_REDIRECT) => Ok(Inbound::Redirect),
-        Some(keys::INTERCEPTION_TPROXY) => Ok(Inbound::Tproxy),
+        None | Some(keys::INTERCEPTION_REDIRECT) => Ok(InboundCapture::Redirect),
+        Some(keys::INTERCEPTION_TPROXY) => Ok(InboundCapture::Tproxy),
         Some(other) => {
             let excerpt: String = other.chars().take(64).collect();
             Err(Malformed {

@@ -38,7 +38,7 @@ fn from_virtual_machines(settings: &Ambient) -> Vec<Rule> {
 
 /// Exempts kubelet probes and excluded networks and ports.
 fn bypass(settings: &Ambient) -> Vec<Rule> {
-    let networks = settings.exclusions.inbound_networks.iter().copied();
+    let networks = settings.exclusions.inbound_cidrs.iter().copied();
     let networks = networks.filter(|network| is_captured(settings, *network));
     let from = |network| one_family(vec![Expr::Source(network), TCP], Expr::Accept);
     let ports = settings.exclusions.inbound_ports.iter();

@@ -70,7 +70,7 @@ fn bypass_own_addresses(loopback: Network) -> Rule {
 }
 
 fn bypass_exclusions(settings: &Ambient) -> Vec<Rule> {
-    let networks = settings.exclusions.outbound_networks.iter().copied();
+    let networks = settings.exclusions.outbound_cidrs.iter().copied();
     let networks = networks.filter(|network| is_captured(settings, *network));
     let to = |network| one_family(vec![Expr::Destination(network), TCP], Expr::Accept);
     let mut rules: Vec<_> = networks.map(to).collect();

@@ -5,6 +5,7 @@ use super::{
     proxy_groups, rule,
 };
 use crate::{
+    family::Family,
     marks::{
         FROM_PROXY, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, PROXY_TO_POD,
         TO_PROXY,
@@ -27,7 +28,7 @@ pub(super) fn by_redirect(settings: &Sidecar) -> Vec<Rule> {
             packets.extend(port);
             packets.extend(only_syn(settings));
             let to = Expr::Redirect(INBOUND_PLAINTEXT_PORT);
-            rule(settings.families(), packets, to)
+            rule(Family::captured(settings.ipv6), packets, to)
         }));
     }
     rules
@@ -35,7 +36,7 @@ pub(super) fn by_redirect(settings: &Sidecar) -> Vec<Rule> {
 
 /// Captures inbound TCP by TPROXY in the mangle table, in Istio's order.
 pub(super) fn by_tproxy(settings: &Sidecar) -> Vec<Rule> {
-    let families = settings.families();
+    let families = Family::captured(settings.ipv6);
     let accept = |packets| rule(families, packets, Expr::Accept);
     let mut rules: Vec<_> = by_excluded_interfaces(settings, Expr::ArrivesBy).collect();
     // The nat table redirects TCP from virtual machines. Istio's rules capture such TCP in the mangle table first.
@@ -65,7 +66,7 @@ pub(super) fn by_tproxy(settings: &Sidecar) -> Vec<Rule> {
 /// Routes packets of established connections locally, like the first packet, without another socket lookup: either
 /// TPROXY delivered the first packet to the proxy, or the packet answers the pod.
 fn divert(settings: &Sidecar) -> Vec<Rule> {
-    let families = settings.families();
+    let families = Family::captured(settings.ipv6);
     let mut rules: Vec<_> = ports(settings)
         .map(|port| {
             let mut packets = vec![TCP];
@@ -87,14 +88,14 @@ fn to_proxy(settings: &Sidecar, mut packets: Vec<Expr>) -> [Rule; 2] {
         Expr::Tproxy(family, INBOUND_PLAINTEXT_PORT, TO_PROXY),
         Expr::Drop,
     ]
-    .map(|action| rule(settings.families(), packets.clone(), action))
+    .map(|action| rule(Family::captured(settings.ipv6), packets.clone(), action))
 }
 
 /// Returns to the proxy, in the output chain of the mangle table, the packets that the proxy sends to the pod from
 /// its own address. Covers only the proxy's groups, since the nat table redirects packets of its users. The last
 /// rule returns the application's replies to a proxy that connected from a client's address.
 pub(super) fn back_to_proxy(settings: &Sidecar) -> Vec<Rule> {
-    let families = settings.families();
+    let families = Family::captured(settings.ipv6);
     let mut rules = Vec::new();
     for group in proxy_groups(settings) {
         rules.extend(not_loopback(settings).map(|to| {
@@ -138,15 +139,15 @@ fn bypass_ports(settings: &Sidecar) -> Vec<Rule> {
     let ports = [INBOUND_HBONE_PORT].into_iter().chain(excluded);
     let accept = |port| {
         let packets = vec![TCP, Expr::Port(port)];
-        rule(settings.families(), packets, Expr::Accept)
+        rule(Family::captured(settings.ipv6), packets, Expr::Accept)
     };
     ports.map(accept).collect()
 }
 
 /// Redirects TCP from virtual machines, to captured networks only.
 fn from_virtual_machines(settings: &Sidecar) -> Vec<Rule> {
-    let families = settings.families();
-    let is_captured = |network: &&Network| families.contains(&network.family());
+    let families = Family::captured(settings.ipv6);
+    let is_captured = |network: &&Network| families.contains(&Family::of_network(**network));
     let to: Vec<_> = match &settings.outbound_networks {
         Selection::All => vec![None],
         Selection::These(networks) => {
@@ -168,7 +169,7 @@ fn from_virtual_machines(settings: &Sidecar) -> Vec<Rule> {
 
 fn bypass_virtual_machines(settings: &Sidecar) -> impl Iterator<Item = Rule> {
     let interfaces = settings.virtual_interfaces.iter().cloned();
-    let families = settings.families();
+    let families = Family::captured(settings.ipv6);
     interfaces.map(move |name| {
         let packets = vec![Expr::ArrivesBy(name), TCP];
         rule(families, packets, Expr::Accept)

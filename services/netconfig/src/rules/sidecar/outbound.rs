@@ -1,11 +1,11 @@
 //! Builds the rules for the pod's outgoing traffic, in the nat table, in Istio's order except where noted.
 
 use super::{
-    Selection, Sidecar, TCP, UDP, by_excluded_interfaces, bypassed_groups, from_passthrough,
-    loopback, not_loopback, only_syn, proxies, rule, servers,
-    settings::is_loopback as is_loopback_network,
+    Selection, Sidecar, TCP, UDP, by_excluded_interfaces, bypassed_groups, captures_outbound,
+    dns_families, from_passthrough, loopback, not_loopback, only_syn, proxies, rule, servers,
 };
 use crate::{
+    family::Family,
     marks::{
         DNS_PORT, FROM_PROXY, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT,
         ZTUNNEL_DNS_PORT,
@@ -19,10 +19,10 @@ pub(super) fn capture(settings: &Sidecar) -> Vec<Rule> {
     rules.extend(bypass_ports(settings));
     rules.extend(from_passthrough(settings).map(|from| {
         let packets = vec![from, is_loopback(Expr::LeavesBy)];
-        rule(settings.families(), packets, Expr::Accept)
+        rule(Family::captured(settings.ipv6), packets, Expr::Accept)
     }));
     rules.extend(proxy_to_pod(settings));
-    if !settings.captures_outbound() {
+    if !captures_outbound(settings) {
         return rules;
     }
     // The rules accept all traffic of the proxy before the loopback rules for other processes. Istio treats traffic
@@ -37,7 +37,7 @@ pub(super) fn capture(settings: &Sidecar) -> Vec<Rule> {
 }
 
 fn accept(settings: &Sidecar, packets: Vec<Expr>) -> Rule {
-    rule(settings.families(), packets, Expr::Accept)
+    rule(Family::captured(settings.ipv6), packets, Expr::Accept)
 }
 
 /// Exempts only TCP, because UDP is captured for DNS at most, and not at all if port 53 is excluded.
@@ -55,7 +55,7 @@ fn proxy_to_pod(settings: &Sidecar) -> Vec<Rule> {
     let is_led = |proxy: &Expr| !by_tproxy || matches!(proxy, Expr::FromUser(_));
     let led: Vec<_> = proxies(settings).filter(is_led).collect();
     let mut rules = Vec::new();
-    if !settings.dns_families().is_empty() {
+    if !dns_families(settings).is_empty() {
         // The rule accepts queries to a resolver in the pod.
         let own = |proxy| {
             let to = vec![
@@ -64,7 +64,7 @@ fn proxy_to_pod(settings: &Sidecar) -> Vec<Rule> {
                 Expr::Port(DNS_PORT),
                 proxy,
             ];
-            rule(&settings.dns_families(), to, Expr::Accept)
+            rule(&dns_families(settings), to, Expr::Accept)
         };
         rules.extend(led.iter().cloned().map(own));
     }
@@ -80,7 +80,7 @@ fn proxy_to_pod(settings: &Sidecar) -> Vec<Rule> {
             packets.extend(by_tproxy.then_some(Expr::NotMarked(FROM_PROXY)));
             packets.push(proxy.clone());
             let to = Expr::Redirect(INBOUND_PLAINTEXT_PORT);
-            rule(settings.families(), packets, to)
+            rule(Family::captured(settings.ipv6), packets, to)
         }));
     }
     rules
@@ -92,7 +92,7 @@ fn bypass_groups(settings: &Sidecar) -> impl Iterator<Item = Rule> {
 }
 
 fn redirect_dns(settings: &Sidecar) -> Vec<Rule> {
-    let families = settings.dns_families();
+    let families = dns_families(settings);
     if families.is_empty() {
         return Vec::new();
     }
@@ -116,10 +116,12 @@ fn redirect_dns(settings: &Sidecar) -> Vec<Rule> {
 fn bypass_pod_internal(settings: &Sidecar) -> Vec<Rule> {
     let includes_loopback = match &settings.outbound_networks {
         Selection::All => false,
-        Selection::These(networks) => networks.iter().copied().any(is_loopback_network),
+        Selection::These(networks) => networks
+            .iter()
+            .any(|network| network.address().is_loopback()),
     };
     if includes_loopback {
-        let families = settings.families().iter();
+        let families = Family::captured(settings.ipv6).iter();
         let own = families.map(|family| Expr::Destination(loopback(settings, *family)));
         own.map(|to| accept(settings, vec![to])).collect()
     } else {
@@ -134,14 +136,18 @@ fn bypass_networks(settings: &Sidecar) -> impl Iterator<Item = Rule> {
 }
 
 fn is_captured(settings: &Sidecar, network: Network) -> bool {
-    settings.families().contains(&network.family())
+    Family::captured(settings.ipv6).contains(&Family::of_network(network))
 }
 
 /// Redirects captured ports, then captured networks; a capture of all networks includes the ports.
 fn redirect_outbound(settings: &Sidecar) -> Vec<Rule> {
     let redirect = |mut packets: Vec<Expr>| {
         packets.extend(only_syn(settings));
-        rule(settings.families(), packets, Expr::Redirect(OUTBOUND_PORT))
+        rule(
+            Family::captured(settings.ipv6),
+            packets,
+            Expr::Redirect(OUTBOUND_PORT),
+        )
     };
     match &settings.outbound_networks {
         Selection::All => vec![redirect(vec![TCP])],

@@ -84,3 +84,17 @@ fn where_no_groups_traffic_is_captured_that_of_the_proxy_to_the_pod_is() {
         "{output:#?}"
     );
 }
+
+#[test]
+fn no_dns_query_is_captured_where_port_53_is_excluded() {
+    let settings = Sidecar {
+        dns: Selection::All,
+        ..Sidecar::default()
+    };
+    assert_eq!(dns_families(&settings), Family::ALL);
+    let excluded = Sidecar {
+        excluded_outbound_ports: vec![53.try_into().unwrap()],
+        ..settings
+    };
+    assert_eq!(dns_families(&excluded), []);
+}

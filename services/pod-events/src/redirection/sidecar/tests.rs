@@ -15,7 +15,7 @@ fn the_proxy_and_the_node_say_the_rest() {
     let node = Capture {
         ipv6: Ipv6::Off,
         owner_groups: "202,888".parse().unwrap(),
-        excluded_owner_groups: vec![Group(7)],
+        excluded_owner_groups: vec!["7".parse().unwrap()],
         loopback: "127.0.0.1/30".parse().unwrap(),
         ..capture()
     };
