@@ -10,13 +10,14 @@ pub use remove::{Phase, Removed};
 
 use std::sync::{Arc, OnceLock};
 
+use anyhow::anyhow;
 use inpod_linux::Netns;
-use inpod_types::SandboxRef;
+use inpod_types::{Reason, SandboxRef};
 
 use crate::{
     conflicts::require_ztunnel,
     conntrack,
-    error::{ApplyError, KernelError, NoIpv6, VerifyError, require_none},
+    error::{Context as _, Failed, KernelCause, require_none},
     family::Family,
     inspect::{self, Connections, GracePeriod},
     kernel_option,
@@ -63,6 +64,34 @@ pub struct Planned {
     pub transaction: String,
 }
 
+impl Applied {
+    /// Counts the connections bypassing ztunnel if the redirection keeps existing connections. The rules stay applied
+    /// after a failure.
+    pub(crate) fn count_direct_flows(
+        self,
+        netns: &Netns,
+        redirection: &Redirection,
+        seen: &Observation,
+    ) -> Result<Self, Failed> {
+        if !redirection.keeps_existing() {
+            return Ok(self);
+        }
+        let counted = inspect::direct_flows(netns, &seen.proxies);
+        let direct_flows = counted.context("the rules are applied")?;
+        Ok(Self {
+            direct_flows,
+            ..self
+        })
+    }
+}
+
+/// The kernel accepted the rules, but reading back shows other rules.
+#[derive(Debug, thiserror::Error)]
+#[error("the kernel holds other rules than were written: {}", .0.join("; "))]
+struct Differs(Vec<String>);
+
+impl KernelCause for Differs {}
+
 impl Writer {
     /// Applies exactly the given redirection and verifies the result. Writes nothing if the redirection is already
     /// in place.
@@ -76,13 +105,13 @@ impl Writer {
         netns: &Netns,
         redirection: &Redirection,
         sandbox: &SandboxRef,
-    ) -> Result<Applied, ApplyError> {
-        let (applied, _) = self.apply_prepared(netns, None, redirection, false, sandbox)?;
-        Ok(applied)
+    ) -> Result<Applied, Failed> {
+        let (applied, seen) = self.apply_prepared(netns, None, redirection, false, sandbox)?;
+        applied.count_direct_flows(netns, redirection, &seen)
     }
 
-    /// Applies like [`Self::apply`], and also returns the state read back, as [`Self::observe`] would. With
-    /// `requires_listeners`, nothing is written unless ztunnel listens where the rules lead.
+    /// Applies like [`Self::apply`] without counting connections, and also returns the state read back, as
+    /// [`Self::observe`] would. With `requires_listeners`, nothing is written unless ztunnel listens where the rules lead.
     pub(crate) fn apply_prepared(
         &self,
         netns: &Netns,
@@ -90,8 +119,8 @@ impl Writer {
         redirection: &Redirection,
         requires_listeners: bool,
         sandbox: &SandboxRef,
-    ) -> Result<(Applied, Observation), ApplyError> {
-        let (plan, changed, seen) = self.with_state(netns, prepared, |session, before| {
+    ) -> Result<(Applied, Observation), Failed> {
+        let applied = self.with_state(netns, prepared, |session, before| {
             let plan = self.plan_for(session, redirection)?;
             if requires_listeners && let Some(sockets) = &mut session.visit.sockets {
                 require_ztunnel(sockets, &plan.tables)?;
@@ -105,25 +134,17 @@ impl Writer {
                 proxies: session.proxies(&plan.tables),
                 uncaptured_udp_flows: Some(after.nftables.uncaptured_udp_flows()),
             };
-            Ok::<_, ApplyError>((plan, changed, seen))
-        })?;
-        let applied = Applied {
-            fingerprint: plan.fingerprint,
-            changed,
-            direct_flows: if redirection.keeps_existing() {
-                inspect::direct_flows(netns, &seen.proxies)?
-            } else {
-                0
-            },
-        };
-        Ok((applied, seen))
+            let applied = Applied {
+                fingerprint: plan.fingerprint,
+                changed,
+                direct_flows: 0,
+            };
+            Ok((applied, seen))
+        });
+        applied.context("cannot apply the rules")
     }
 
-    pub fn verify(
-        &self,
-        netns: &Netns,
-        redirection: &Redirection,
-    ) -> Result<Verified, VerifyError> {
+    pub fn verify(&self, netns: &Netns, redirection: &Redirection) -> Result<Verified, Failed> {
         self.verify_prepared(netns, None, redirection)
     }
 
@@ -132,7 +153,7 @@ impl Writer {
         netns: &Netns,
         prepared: Option<Prepared>,
         redirection: &Redirection,
-    ) -> Result<Verified, VerifyError> {
+    ) -> Result<Verified, Failed> {
         self.with_state(netns, prepared, |session, state| {
             let plan = self.plan_for(session, redirection)?;
             Ok(to_verified(&plan, &state))
@@ -145,7 +166,7 @@ impl Writer {
         netns: &Netns,
         redirection: &Redirection,
         sandbox: &SandboxRef,
-    ) -> Result<Planned, VerifyError> {
+    ) -> Result<Planned, Failed> {
         self.with_state(netns, None, |session, state| {
             let plan = self.plan_for(session, redirection)?;
             let steps = plan.steps(&state, &tag_for(&plan, &state, sandbox));
@@ -157,12 +178,12 @@ impl Writer {
     }
 
     /// Runs `work` with the state of a netns, and reads the state unless `prepared` already holds a copy.
-    fn with_state<'a, T, E: From<ReachError> + From<KernelError>>(
+    fn with_state<'a, T>(
         &'a self,
         netns: &'a Netns,
         prepared: Option<Prepared>,
-        work: impl FnOnce(&mut NetnsSession<'a>, State) -> Result<T, E>,
-    ) -> Result<T, E> {
+        work: impl FnOnce(&mut NetnsSession<'a>, State) -> Result<T, Failed>,
+    ) -> Result<T, Failed> {
         let (mut session, state) = match prepared {
             Some(prepared) => {
                 let (session, state) = prepared.resume(netns);
@@ -176,7 +197,7 @@ impl Writer {
                 (session, state)
             }
         };
-        let result = state.map_err(E::from);
+        let result = state.context("cannot read the rules");
         let result = result.and_then(|state| work(&mut session, state));
         session.visit.nftables.close();
         result
@@ -186,14 +207,15 @@ impl Writer {
         &self,
         session: &NetnsSession<'_>,
         redirection: &Redirection,
-    ) -> Result<Plan, NoIpv6> {
+    ) -> Result<Plan, Failed> {
         let ipv6 = redirection.ipv6();
         let families = match ipv6 {
             Ipv6::Off => &[Family::V4],
             Ipv6::Auto | Ipv6::On => session.families(),
         };
         if ipv6 == Ipv6::On && families.len() < Family::ALL.len() {
-            return Err(NoIpv6);
+            let cause = anyhow!("IPv6 capture is requested, but IPv6 is disabled in the netns");
+            return Err(Failed::new(Reason::Ipv6Unavailable, cause));
         }
         let tables = self.tables_for(redirection);
         let plan = Plan::new(redirection.form(), tables, families);
@@ -254,7 +276,7 @@ fn apply_plan(
     plan: &Plan,
     mut before: State,
     sandbox: &SandboxRef,
-) -> Result<(bool, State), ApplyError> {
+) -> Result<(bool, State), Failed> {
     if plan.differences(&before).is_empty() {
         return Ok((false, before));
     }
@@ -267,7 +289,7 @@ fn apply_plan(
             Ok(after) => return Ok((true, after)),
             Err(failure) => failure,
         };
-        let is_disturbed = matches!(failure, ApplyError::Differs { .. }) && attempts > 0;
+        let is_disturbed = failure.cause::<Differs>().is_some() && attempts > 0;
         before = match is_disturbed.then(|| session.read()) {
             Some(Ok(state)) => state,
             Some(Err(_)) | None => {
@@ -283,8 +305,9 @@ fn run_plan(
     before: State,
     tag: &Tag,
     undo: &mut Undo,
-) -> Result<State, ApplyError> {
-    before.routing.items(&plan.routing)?;
+) -> Result<State, Failed> {
+    let wanted = before.routing.items(&plan.routing);
+    wanted.map_err(|blocked| Failed::new(Reason::RoutingTaken, blocked))?;
     let steps = plan.steps(&before, tag);
     let mut progress = Progress {
         before,
@@ -298,7 +321,7 @@ fn run_plan(
         session.visit.routes.wait_for_address()?;
     }
     let state = session.read()?;
-    require_none(plan.differences(&state), ApplyError::differs)?;
+    require_none(plan.differences(&state), Differs)?;
     Ok(state)
 }
 
@@ -312,7 +335,7 @@ struct Progress {
 
 impl Progress {
     /// Returns the observed tables on which a change is based.
-    fn seen(&self, session: &mut NetnsSession<'_>) -> Result<Observed, ApplyError> {
+    fn seen(&self, session: &mut NetnsSession<'_>) -> Result<Observed, Failed> {
         match &self.interim {
             Some(interim) => read_tables(session, interim),
             None => Ok(self.before.nftables.clone()),
@@ -327,7 +350,7 @@ fn execute(
     tag: &Tag,
     undo: &mut Undo,
     progress: &mut Progress,
-) -> Result<(), ApplyError> {
+) -> Result<(), Failed> {
     match step {
         Step::EnableMigration => {
             session.set_migrates(true)?;
@@ -373,7 +396,7 @@ fn execute(
 
 /// Waits until existing connections have closed or the grace period is over. Fails as soon as another process
 /// changes the interim rules or routing, which capture new connections.
-fn await_closed(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Connections, ApplyError> {
+fn await_closed(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Connections, Failed> {
     let interim = plan.new_only_plan();
     let mut period = GracePeriod::begin(session.netns, session.proxies(&plan.tables));
     let mut compared = None;
@@ -383,7 +406,7 @@ fn await_closed(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Connectio
             read_tables(session, &interim)?;
         }
         let routing = session.visit.routes.read()?;
-        require_none(interim.missing_routing(&routing), ApplyError::differs)?;
+        require_none(interim.missing_routing(&routing), Differs)?;
     }
     Ok(period.unclosed())
 }
@@ -405,7 +428,7 @@ fn write_tables(
     first: &Change,
     tag: &Tag,
     seen: &Observed,
-) -> Result<bool, ApplyError> {
+) -> Result<bool, Failed> {
     let nftables = &mut session.visit.nftables;
     // The state and the change of the first attempt are known.
     let mut known = Some((seen.generation, first.clone()));
@@ -424,9 +447,9 @@ fn write_tables(
 }
 
 /// Reads the tables, and fails if the tables differ from the plan.
-fn read_tables(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Observed, ApplyError> {
+fn read_tables(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Observed, Failed> {
     let seen = session.visit.nftables.read()?;
-    require_none(plan.table_differences(&seen), ApplyError::differs)?;
+    require_none(plan.table_differences(&seen), Differs)?;
     Ok(seen)
 }
 

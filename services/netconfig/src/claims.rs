@@ -16,13 +16,14 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use anyhow::anyhow;
 use inpod_linux::Netns;
-use inpod_types::{NetnsId, SandboxRef};
+use inpod_types::{NetnsId, Reason, SandboxRef};
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
 use crate::{
-    apply::Observation, conflicts::VerifiedListeners, error::ClaimError, inspect,
+    apply::Observation, conflicts::VerifiedListeners, error::Failed, inspect,
     netns_session::Prepared, read_queue::Queue,
 };
 use loopback_grace::LoopbackGrace;
@@ -186,16 +187,13 @@ impl Claims {
         &self,
         sandbox: &SandboxRef,
         validated: ValidatedNetns,
-    ) -> Result<Arc<Claim>, ClaimError> {
+    ) -> Result<Arc<Claim>, Failed> {
         if let Some(held) = self.find(sandbox) {
             if held.netns.same_as(&validated.netns) {
                 return self.confirm(held, validated);
             }
             if !is_gone(&held) {
-                return Err(ClaimError::Held {
-                    held: held.netns.id(),
-                    found: validated.netns.id(),
-                });
+                return Err(held_error(held.netns.id(), validated.netns.id()));
             }
             self.release(&held);
         }
@@ -203,11 +201,7 @@ impl Claims {
     }
 
     /// Confirms a claim, and moves it to the validated path if the old path is gone.
-    fn confirm(
-        &self,
-        held: Arc<Claim>,
-        validated: ValidatedNetns,
-    ) -> Result<Arc<Claim>, ClaimError> {
+    fn confirm(&self, held: Arc<Claim>, validated: ValidatedNetns) -> Result<Arc<Claim>, Failed> {
         if held.netns.path_intact() {
             return Ok(held);
         }
@@ -229,22 +223,22 @@ impl Claims {
         &self,
         sandbox: &SandboxRef,
         validated: ValidatedNetns,
-    ) -> Result<Arc<Claim>, ClaimError> {
+    ) -> Result<Arc<Claim>, Failed> {
         let mut table = self.table.lock();
         let found = validated.netns.id();
         // Another sandbox holds the netns, or a concurrent call has just claimed the netns for the same sandbox.
         if let Some(other) = table.sandboxes.get(&found) {
             return match table.held.get(sandbox) {
                 Some(held) if other == sandbox => Ok(Arc::clone(&held.claim)),
-                _ => Err(ClaimError::InUse {
-                    found,
-                    other: other.clone(),
-                }),
+                _ => {
+                    let cause = anyhow!("{found} is claimed for sandbox {other}");
+                    Err(Failed::new(Reason::NetnsInUse, cause).at_field("netns"))
+                }
             };
         }
         if let Some(existing) = table.held.get(sandbox) {
             let held = existing.claim.netns.id();
-            return Err(ClaimError::Held { held, found });
+            return Err(held_error(held, found));
         }
         let now = SystemTime::now();
         let claim = Arc::new(Claim::new(sandbox.clone(), validated, now, Arc::default()));
@@ -260,9 +254,8 @@ impl Claims {
         Ok(claim)
     }
 
-    pub(crate) fn get(&self, sandbox: &SandboxRef) -> Result<Arc<Claim>, ClaimError> {
-        self.find(sandbox)
-            .ok_or_else(|| ClaimError::Unknown(sandbox.clone()))
+    pub(crate) fn get(&self, sandbox: &SandboxRef) -> Result<Arc<Claim>, Failed> {
+        self.find(sandbox).ok_or_else(|| unknown(sandbox))
     }
 
     pub(crate) fn find(&self, sandbox: &SandboxRef) -> Option<Arc<Claim>> {
@@ -373,4 +366,16 @@ pub(crate) fn is_gone(claim: &Claim) -> bool {
     }
     claim.ends_unnoticed.store(true, Ordering::Relaxed);
     !inspect::has_processes(&claim.netns)
+}
+
+/// Returns the error of a request that names another netns than the one of the sandbox's claim.
+fn held_error(held: NetnsId, found: NetnsId) -> Failed {
+    let cause =
+        anyhow!("the sandbox holds {held}, which is still in use, and the request names {found}");
+    Failed::new(Reason::NetnsMismatch, cause).at_field("netns")
+}
+
+pub(crate) fn unknown(sandbox: &SandboxRef) -> Failed {
+    let cause = anyhow!("no netns is claimed for sandbox {sandbox}");
+    Failed::new(Reason::ClaimUnknown, cause).at_field("sandbox")
 }

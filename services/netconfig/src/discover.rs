@@ -9,9 +9,10 @@ use std::{
     sync::Arc,
 };
 
-use inpod_linux::{Netns, OpenError};
+use anyhow::anyhow;
+use inpod_linux::Netns;
 use inpod_types::{
-    ContainerId, NetnsRef, NetworkName, PodUid, SandboxRef,
+    ContainerId, NetnsRef, NetworkName, PodUid, Reason, SandboxRef,
     cgroup::{PodKey, find_container},
 };
 
@@ -20,7 +21,7 @@ use crate::{
         Claim, Claims,
         validate::{self, ValidatedNetns},
     },
-    error::{ClaimError, FindError},
+    error::{Context as _, Failed},
     inspect::{self, PROC, Process},
 };
 
@@ -51,15 +52,19 @@ impl DiscoveredNetns {
 /// single candidate is returned without a comparison.
 ///
 /// Scans all processes of the node, and may block.
-pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<DiscoveredNetns, FindError> {
-    let scan = scan(proc, pod).map_err(FindError::List)?;
+pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<DiscoveredNetns, Failed> {
+    let scan = scan(proc, pod)
+        .map_err(|error| Failed::new(Reason::KernelRefused, error))
+        .context("cannot list the node's processes")?;
     let (mut others, mut failure) = (Vec::new(), None);
     let mut fitting = Vec::new();
     for netns in group_by_netns(scan.members) {
         match validate_group(netns, addresses) {
             Ok(Some(found)) => fitting.push(found),
             Ok(None) => {}
-            Err(refusal @ ClaimError::Address { .. }) => others.push(refusal.to_string()),
+            Err(refusal) if refusal.reason == Reason::AddressMismatch => {
+                others.push(refusal.to_string());
+            }
             // A later candidate may still be the pod's netns.
             Err(error) => failure = failure.or(Some(error)),
         }
@@ -67,22 +72,32 @@ pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<Discovere
     let most = fitting.iter().map(|found| found.users).max();
     fitting.retain(|found| Some(found.users) == most);
     if let [first, second, ..] = fitting.as_slice() {
-        return Err(FindError::Ambiguous {
-            pod: pod.clone(),
-            processes: [first.process.pid, second.process.pid],
-        });
+        // A netns that the pod made for itself resembles the pod's own.
+        let (first, second) = (first.process.pid, second.process.pid);
+        let cause = anyhow!(
+            "pod {pod} has two netns with its address: of process {first} and of process {second}"
+        );
+        return Err(Failed::new(Reason::NetnsNotFound, cause));
     }
     if let Some(found) = fitting.pop() {
         return Ok(found);
     }
-    Err(failure.map_or_else(
-        || FindError::Nowhere {
-            pod: pod.clone(),
-            hidden: scan.hidden,
-            others,
-        },
-        FindError::Claim,
-    ))
+    Err(failure.unwrap_or_else(|| nowhere(pod, scan.hidden, &others)))
+}
+
+/// Returns the error of a pod without a netns, with a sentence per rejected netns.
+fn nowhere(pod: &PodUid, hidden: usize, rejected: &[String]) -> Failed {
+    let mut text = format!(
+        "no process of pod {pod} is in a netns of its own that holds one of the pod's addresses"
+    );
+    for sentence in rejected {
+        text = format!("{text}; {sentence}");
+    }
+    if hidden > 0 {
+        let needed = "CAP_SYS_PTRACE is needed";
+        text = format!("{text}; {hidden} of its processes cannot be inspected ({needed})");
+    }
+    Failed::new(Reason::NetnsNotFound, anyhow!(text))
 }
 
 /// Finds and claims a pod's netns for a sandbox named after the oldest process's container. A netns discovered
@@ -91,7 +106,7 @@ pub(crate) fn find_and_claim(
     claims: &Claims,
     pod: &PodUid,
     addresses: &[IpAddr],
-) -> Result<(Arc<Claim>, Process), FindError> {
+) -> Result<(Arc<Claim>, Process), Failed> {
     let found = find(Path::new(PROC), pod, addresses)?;
     let sandbox = match existing_discovery(claims, found.netns()) {
         Some(sandbox) => sandbox,
@@ -188,7 +203,7 @@ fn group_by_netns(mut members: Vec<Member>) -> Vec<Vec<Member>> {
 fn validate_group(
     members: Vec<Member>,
     addresses: &[IpAddr],
-) -> Result<Option<DiscoveredNetns>, ClaimError> {
+) -> Result<Option<DiscoveredNetns>, Failed> {
     let users = members.iter().map(|member| users_of(&member.path));
     let users = users.max().unwrap_or_default();
     for member in members {
@@ -208,7 +223,9 @@ fn validate_group(
                 }));
             }
             // The process ended or moved to another netns, or another process reuses its pid.
-            Ok(_) | Err(ClaimError::Open(OpenError::Missing(_)) | ClaimError::Mismatch { .. }) => {}
+            Ok(_) => {}
+            Err(refusal)
+                if matches!(refusal.reason, Reason::NetnsMissing | Reason::NetnsMismatch) => {}
             Err(refusal) => return Err(refusal),
         }
     }
@@ -240,11 +257,11 @@ fn existing_discovery(claims: &Claims, netns: &Netns) -> Option<SandboxRef> {
     is_discovered.then(|| held.sandbox.clone())
 }
 
-fn discovered(container_id: ContainerId) -> Result<SandboxRef, FindError> {
+fn discovered(container_id: ContainerId) -> Result<SandboxRef, Failed> {
     Ok(SandboxRef {
         network_name: NetworkName::default(),
         container_id,
-        ifname: IFNAME.parse()?,
+        ifname: IFNAME.parse().context("cannot name the sandbox")?,
     })
 }
 

@@ -1,72 +1,128 @@
-//! Errors of each operation; `failure` maps the errors to failures for callers.
+//! The error of an operation, and its conversion to the failure that a caller receives.
 
-mod failure;
 mod probes;
 
-use std::io;
+use std::{error::Error, fmt, io};
 
-use inpod_linux::OpenError;
-use inpod_types::{InvalidIdentifier, NetnsId, PodUid, SandboxRef};
+use inpod_types::{Failure, InvalidIdentifier, Reason, with_causes};
+use nix::errno::Errno;
 
-pub(crate) use self::failure::IntoFailure;
 use crate::netns_session::ReachError;
-pub use crate::{inspect::InspectError, netlink::KernelError, routes::Blocked};
-pub use probes::{ClearError, ProbeSetError, SetAddressesError};
+pub use crate::{inspect::InspectError, netlink::KernelError};
+pub use probes::ProbeSetError;
 
-#[derive(Debug, thiserror::Error)]
-pub enum ApplyError {
-    #[error("cannot apply the rules")]
-    Reach(#[from] ReachError),
-    #[error(transparent)]
-    NoIpv6(#[from] NoIpv6),
-    /// The rules are applied, but connections bypassing ztunnel could not be counted.
-    #[error("the rules are applied")]
-    Inspect(#[from] InspectError),
-    /// Foreign routing is in the way; no rules were written.
-    #[error("cannot apply the rules")]
-    Blocked(#[from] Blocked),
-    /// ztunnel does not listen where the rules would lead; no rules were written.
-    #[error("cannot apply the rules")]
-    Listeners(#[from] ListenerError),
-    /// The addresses could not be added to the node's probe set; no rules were written.
-    #[error("cannot apply the rules")]
-    ProbeSet {
-        source: ProbeSetError,
-        undo_failures: Vec<String>,
-    },
-    #[error("cannot apply the rules")]
-    Kernel {
-        source: KernelError,
-        undo_failures: Vec<String>,
-    },
-    /// The kernel accepted the rules, but reading back shows other rules.
-    #[error("the kernel holds other rules than were written: {}", .differences.join("; "))]
-    Differs {
-        /// A sentence per difference between expected and observed rules.
-        differences: Vec<String>,
-        undo_failures: Vec<String>,
-    },
+/// The error of an operation, with the reason and the field for the caller.
+#[derive(Debug)]
+pub struct Failed {
+    pub reason: Reason,
+    /// The invalid field of the request, or an empty text.
+    pub field: &'static str,
+    /// The steps that could not be undone, or the rules left in the kernel.
+    pub undo_failures: Vec<String>,
+    /// The causes keep their types, because an errno can change the reason, and because some callers retry by cause.
+    cause: anyhow::Error,
 }
 
-impl From<KernelError> for ApplyError {
-    fn from(source: KernelError) -> Self {
-        Self::Kernel {
-            source,
+impl Failed {
+    pub(crate) fn new(reason: Reason, cause: impl Into<anyhow::Error>) -> Self {
+        Self {
+            reason,
+            field: "",
             undo_failures: Vec::new(),
+            cause: cause.into(),
+        }
+    }
+
+    pub(crate) fn at_field(self, field: &'static str) -> Self {
+        Self { field, ..self }
+    }
+
+    pub(crate) fn context(self, attempt: impl fmt::Display + Send + Sync + 'static) -> Self {
+        Self {
+            cause: self.cause.context(attempt),
+            ..self
+        }
+    }
+
+    pub(crate) fn with_undo_failures(mut self, failures: Vec<String>) -> Self {
+        self.undo_failures.extend(failures);
+        self
+    }
+
+    /// Returns the cause of a type, also behind contexts.
+    pub(crate) fn cause<E: Error + Send + Sync + 'static>(&self) -> Option<&E> {
+        self.cause.downcast_ref()
+    }
+}
+
+/// Formats the error with its causes.
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&with_causes(self.cause.as_ref()))
+    }
+}
+
+/// An error for which the kernel or the node is to blame, and not the request.
+pub trait KernelCause: Error + Send + Sync + 'static {}
+
+impl KernelCause for KernelError {}
+impl KernelCause for ReachError {}
+impl KernelCause for InspectError {}
+impl KernelCause for ProbeSetError {}
+
+impl<E: KernelCause> From<E> for Failed {
+    fn from(cause: E) -> Self {
+        Self::new(Reason::KernelRefused, cause)
+    }
+}
+
+/// Identifiers of requests are parsed at the edge, so an identifier that is invalid here is a bug.
+impl From<InvalidIdentifier> for Failed {
+    fn from(cause: InvalidIdentifier) -> Self {
+        Self::new(Reason::Internal, cause)
+    }
+}
+
+impl From<Failed> for Failure {
+    /// Without a free file descriptor nothing is wrong with the request or the kernel, so the caller may retry.
+    fn from(failed: Failed) -> Self {
+        let message = failed.to_string();
+        let reason = if failed.cause.chain().any(lacks_descriptors) {
+            Reason::Overloaded
+        } else if failed.cause.chain().any(is_too_large) {
+            Reason::RulesUnreadable
+        } else {
+            failed.reason
+        };
+        Self {
+            undo_failures: failed.undo_failures,
+            ..Self::new(reason, message).at_field(failed.field)
         }
     }
 }
 
-impl From<SetAddressesError> for ApplyError {
-    fn from(unnamed: SetAddressesError) -> Self {
-        let SetAddressesError {
-            cause,
-            undo_failures,
-        } = unnamed;
-        Self::ProbeSet {
-            source: cause,
-            undo_failures,
-        }
+type Cause = dyn Error + 'static;
+
+/// Returns whether this process (EMFILE) or the node (ENFILE) has too many open files.
+fn lacks_descriptors(cause: &Cause) -> bool {
+    let of_io = || cause.downcast_ref::<io::Error>()?.raw_os_error();
+    let errno = cause.downcast_ref().copied();
+    let errno = errno.or_else(|| of_io().map(Errno::from_raw));
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE))
+}
+
+fn is_too_large(cause: &Cause) -> bool {
+    cause.downcast_ref().is_some_and(KernelError::is_too_large)
+}
+
+pub(crate) trait Context<T> {
+    /// Prepends the attempted operation to the text of an error.
+    fn context(self, attempt: &'static str) -> Result<T, Failed>;
+}
+
+impl<T, E: Into<Failed>> Context<T> for Result<T, E> {
+    fn context(self, attempt: &'static str) -> Result<T, Failed> {
+        self.map_err(|error| error.into().context(attempt))
     }
 }
 
@@ -82,142 +138,28 @@ pub(crate) fn require_none<E>(
     }
 }
 
-impl ApplyError {
-    pub(crate) fn differs(differences: Vec<String>) -> Self {
-        Self::Differs {
-            differences,
-            undo_failures: Vec::new(),
+#[cfg(test)]
+mod tests {
+    use inpod_linux::EnterError;
+
+    use super::*;
+
+    #[test]
+    fn errno_behind_contexts_decides_the_reason() {
+        let of_errno = |errno| InspectError::from(KernelError::new("open a socket", errno));
+        for (cause, reason) in [
+            (of_errno(Errno::EMFILE), Reason::Overloaded),
+            (EnterError::Setns(Errno::ENFILE).into(), Reason::Overloaded),
+            (
+                KernelError::too_many("read the chains", 1).into(),
+                Reason::RulesUnreadable,
+            ),
+            (of_errno(Errno::EPERM), Reason::ListenerLost),
+        ] {
+            let failed = Failed::new(Reason::ListenerLost, cause);
+            let failed = failed.context("cannot read").context("cannot apply");
+            assert!(failed.cause::<InspectError>().is_some());
+            assert_eq!(Failure::from(failed).reason, reason);
         }
     }
-
-    pub(crate) fn with_undo_failures(mut self, failures: Vec<String>) -> Self {
-        match &mut self {
-            Self::Kernel { undo_failures, .. }
-            | Self::Differs { undo_failures, .. }
-            | Self::ProbeSet { undo_failures, .. } => undo_failures.extend(failures),
-            Self::Reach(_)
-            | Self::NoIpv6(_)
-            | Self::Inspect(_)
-            | Self::Blocked(_)
-            | Self::Listeners(_) => {
-                for failure in failures {
-                    tracing::warn!(failure, "Cannot undo a failed apply");
-                }
-            }
-        }
-        self
-    }
-}
-
-/// The error of a redirection to ports without ztunnel, or with another listener.
-#[derive(Debug, thiserror::Error)]
-pub enum ListenerError {
-    #[error("{0}")]
-    Missing(String),
-    #[error("{0}")]
-    Taken(String),
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-}
-
-/// The error of a redirection that requires IPv6 capture in a netns without IPv6.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("IPv6 capture is requested, but IPv6 is disabled in the netns")]
-pub struct NoIpv6;
-
-#[derive(Debug, thiserror::Error)]
-pub enum VerifyError {
-    #[error("cannot read the rules")]
-    Reach(#[from] ReachError),
-    #[error(transparent)]
-    NoIpv6(#[from] NoIpv6),
-    #[error("cannot read the rules")]
-    Kernel(#[from] KernelError),
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum RemoveError {
-    #[error("cannot remove the rules")]
-    Reach(#[from] ReachError),
-    #[error("cannot remove the rules")]
-    Inspect(#[from] InspectError),
-    #[error("cannot remove the rules")]
-    Kernel(#[from] KernelError),
-    #[error("cannot remove the rules")]
-    Drain(#[source] Box<ApplyError>),
-    /// The rules are removed, but the addresses are still in the node's probe set.
-    #[error("the rules are removed")]
-    ProbeSet(#[from] ProbeSetError),
-    /// A sentence per failed step, and per rule left in the kernel.
-    #[error("some rules were not removed: {}", .0.join("; "))]
-    Left(Vec<String>),
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum ClaimError {
-    #[error("cannot open the netns")]
-    Open(#[from] OpenError),
-    /// The netns cannot be opened at the path, but processes use the netns.
-    #[error("the netns is in use, but cannot be opened at its path")]
-    Unreachable(#[source] OpenError),
-    #[error("cannot validate the netns")]
-    Inspect(#[from] InspectError),
-    /// The netns is the node's own, or netconfig's.
-    #[error("{0} is the node's own netns")]
-    HostNetns(NetnsId),
-    /// The netns at the path is not the one identified by the caller.
-    #[error("found {found}, which is not the requested netns")]
-    Mismatch { found: NetnsId },
-    /// The sandbox holds another netns, which is still in use.
-    #[error("the sandbox holds {held}, which is still in use, and the request names {found}")]
-    Held { held: NetnsId, found: NetnsId },
-    #[error("{found} is claimed for sandbox {other}")]
-    InUse { found: NetnsId, other: SandboxRef },
-    /// The netns has none of the expected addresses.
-    #[error("the netns holds {found}, none of the expected addresses")]
-    Address { found: String },
-    #[error("no netns is claimed for sandbox {0}")]
-    Unknown(SandboxRef),
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum FindError {
-    #[error("cannot list the node's processes")]
-    List(#[source] io::Error),
-    #[error(
-        "no process of pod {pod} is in a netns of its own that holds one of the pod's addresses{}",
-        describe_rejected(*.hidden, .others)
-    )]
-    Nowhere {
-        pod: PodUid,
-        /// The number of the pod's processes that netconfig could not inspect.
-        hidden: usize,
-        /// A sentence per rejected netns.
-        others: Vec<String>,
-    },
-    /// A netns that the pod made for itself resembles the pod's own.
-    #[error(
-        "pod {pod} has two netns with its address: of process {} and of process {}",
-        .processes[0], .processes[1]
-    )]
-    Ambiguous { pod: PodUid, processes: [u32; 2] },
-    /// The netns was found, but could not be validated or claimed.
-    #[error(transparent)]
-    Claim(#[from] ClaimError),
-    #[error("cannot name the sandbox")]
-    Name(#[from] InvalidIdentifier),
-    #[error(transparent)]
-    Rules(#[from] VerifyError),
-}
-
-fn describe_rejected(hidden: usize, others: &[String]) -> String {
-    let mut text = String::new();
-    for other in others {
-        text = format!("{text}; {other}");
-    }
-    if hidden > 0 {
-        let needed = "CAP_SYS_PTRACE is needed";
-        text = format!("{text}; {hidden} of its processes cannot be inspected ({needed})");
-    }
-    text
 }

@@ -30,10 +30,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{
-    claims::{Claim, Claims},
-    error::{ClaimError, IntoFailure as _},
-};
+use crate::claims::{Claim, Claims, validate};
 
 /// The timeout of a whole exchange, and of the wait for a connection's first request.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -159,12 +156,12 @@ async fn receive(stream: &mut BufReader<UnixStream>) -> io::Result<FetchNetnsReq
 fn find(claims: &Claims, request: FetchNetnsRequest) -> Result<Arc<Claim>, Failure> {
     let sandbox: SandboxRef = required("sandbox", request.sandbox)?;
     let wanted: NetnsId = required("netns", request.netns)?;
-    let claim = claims.get(&sandbox).map_err(ClaimError::into_failure)?;
+    let claim = claims.get(&sandbox)?;
     let found = claim.netns.id();
     if found == wanted {
         Ok(claim)
     } else {
-        Err(ClaimError::Mismatch { found }.into_failure())
+        Err(validate::mismatch(found).into())
     }
 }
 

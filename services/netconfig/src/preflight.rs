@@ -12,12 +12,7 @@ use tokio::{
 };
 use tonic::Status;
 
-use crate::{
-    apply::Writer,
-    error::IntoFailure as _,
-    probes,
-    selftest::{self, SelfTestError},
-};
+use crate::{apply::Writer, error::Failed, probes, selftest};
 
 /// The readiness condition which states that the last check could apply an ADD's rules.
 const CONDITION: &str = "apply";
@@ -89,7 +84,7 @@ async fn run(
 
 /// Returns a failure as a sentence that begins with its reason.
 async fn outcome(
-    mut work: JoinHandle<Result<(), SelfTestError>>,
+    mut work: JoinHandle<Result<(), Failed>>,
     readiness: &Readiness,
 ) -> Result<(), String> {
     let done = match timeout(TIMEOUT, &mut work).await {
@@ -103,7 +98,7 @@ async fn outcome(
     };
     let failure = match done {
         Ok(Ok(())) => return Ok(()),
-        Ok(Err(error)) => error.into_failure(),
+        Ok(Err(error)) => error.into(),
         Err(panicked) => panic_failure(&panicked),
     };
     Err(describe_failure(failure))

@@ -15,7 +15,7 @@ mod rules;
 mod settings;
 mod state;
 
-pub use crate::error::{ClearError, ProbeSetError, SetAddressesError};
+pub use crate::error::ProbeSetError;
 pub(crate) use preflight::preflight;
 pub use reconciler::ReconcilerGuard;
 pub use settings::{
@@ -33,13 +33,17 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use anyhow::anyhow;
 use inpod_service::Readiness;
-use inpod_types::{SandboxRef, with_causes};
+use inpod_types::{Reason, SandboxRef, with_causes};
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
 
-use crate::rules::{Expr, sandbox_name};
+use crate::{
+    error::Failed,
+    rules::{Expr, sandbox_name},
+};
 use eni::Eni;
 use nft::Nft;
 use reconciler::{Orphans, RepairBudget};
@@ -153,7 +157,7 @@ impl ProbeSet {
         &self,
         sandbox: &SandboxRef,
         addresses: &BTreeSet<IpAddr>,
-    ) -> Result<AddressChange, SetAddressesError> {
+    ) -> Result<AddressChange, Failed> {
         let Some(mut state) = self.lock() else {
             return Ok(AddressChange::default());
         };
@@ -163,10 +167,7 @@ impl ProbeSet {
         let result = result.map_err(|cause| {
             let undone = state.set(&name, &before);
             let undo_failures = undone.err().map(|error| with_causes(&error));
-            SetAddressesError {
-                cause,
-                undo_failures: undo_failures.into_iter().collect(),
-            }
+            Failed::from(cause).with_undo_failures(undo_failures.into_iter().collect())
         });
         self.count(&state);
         drop(state);
@@ -204,13 +205,14 @@ impl ProbeSet {
     }
 
     /// Removes an empty set and its rule. Returns whether there were any.
-    pub fn clear(&self) -> Result<bool, ClearError> {
+    pub fn clear(&self) -> Result<bool, Failed> {
         let Some(mut state) = self.lock() else {
             return Ok(false);
         };
         let held = state.owners.count();
         if held > 0 {
-            return Err(ClearError::Held(held));
+            let cause = anyhow!("{held} addresses of pods are in the node's probe set");
+            return Err(Failed::new(Reason::NetnsInUse, cause));
         }
         let cleared = state.clear();
         self.count(&state);

@@ -165,7 +165,7 @@ pub(crate) fn command(verb: &str, item: &Item) -> String {
 
 /// Foreign routes or ip rules in the way of a redirection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Blocked {
+pub(crate) enum Blocked {
     #[error(
         "foreign routes or ip rules use each of the routing tables {first} to {last}: {example}, for example"
     )]

@@ -10,13 +10,13 @@ mod network;
 use std::{fmt, net::IpAddr};
 
 use inpod_linux::Netns;
-use inpod_types::{Reason, SandboxRef};
+use inpod_types::SandboxRef;
 
 use crate::{
     apply::Writer,
-    error::{ApplyError, IntoFailure, ProbeSetError},
+    error::{Failed, KernelCause},
     family::Family,
-    inspect::{self, InspectError},
+    inspect,
     marks::{DNS_PORT, INBOUND_HBONE_PORT},
     probes,
     rules::{Ambient, Ipv6, Redirection},
@@ -40,41 +40,23 @@ pub struct Report {
     pub checks: Vec<Check>,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum SelfTestError {
-    #[error("cannot run the self-test")]
-    Network(#[from] TestNetworkError),
-    #[error("cannot run the self-test")]
-    Apply(#[from] ApplyError),
-    #[error("cannot run the self-test")]
-    ProbeSet(#[from] ProbeSetError),
-    #[error("cannot run the self-test")]
-    Inspect(#[from] InspectError),
-    #[error("the kernel lacks {option}, without which inpod cannot redirect a pod")]
-    Missing {
-        option: &'static str,
-        source: Box<Self>,
-    },
-    /// The test's own name is invalid, which is a bug.
-    #[error("cannot run the self-test: {0}")]
-    Name(#[from] inpod_types::InvalidIdentifier),
-}
+impl KernelCause for TestNetworkError {}
 
-impl SelfTestError {
-    fn with_missing_option(self) -> Self {
-        match missing::missing_option_here(&self) {
-            Some(option) => Self::Missing {
-                option,
-                source: Box::new(self),
-            },
-            None => self,
-        }
+/// Adds the attempt, and names the kernel's option whose lack explains the error.
+fn describe_failed(failed: Failed) -> Failed {
+    let option = missing::missing_option_here(&failed);
+    let failed = failed.context("cannot run the self-test");
+    match option {
+        Some(option) => failed.context(format!(
+            "the kernel lacks {option}, without which inpod cannot redirect a pod"
+        )),
+        None => failed,
     }
 }
 
 /// Applies rules with all features between two netns, and checks the result. Failed checks are part of the report.
-pub fn run(writer: &Writer, probe_sources: &[IpAddr]) -> Result<Report, SelfTestError> {
-    run_after(writer, probe_sources, |_pod| ()).map_err(SelfTestError::with_missing_option)
+pub fn run(writer: &Writer, probe_sources: &[IpAddr]) -> Result<Report, Failed> {
+    run_after(writer, probe_sources, |_pod| ()).map_err(describe_failed)
 }
 
 /// Runs the self-test with a hook between rules and checks, by which tests show that checks can fail.
@@ -82,7 +64,7 @@ pub fn run_after(
     writer: &Writer,
     probe_sources: &[IpAddr],
     interfere: impl FnOnce(&Netns),
-) -> Result<Report, SelfTestError> {
+) -> Result<Report, Failed> {
     let network = TestNetwork::new(probe_sources)?;
     let redirection = Redirection::Ambient(Ambient {
         dns_capture: true,
@@ -116,14 +98,11 @@ pub fn run_after(
 
 /// Executes all of an ADD in temporary netns, without packets, so that an error of an ADD occurs here first. The
 /// error names an option that the kernel lacks.
-pub(crate) fn preflight(
-    writer: &Writer,
-    probes: &probes::ProbeSettings,
-) -> Result<(), SelfTestError> {
-    try_add(writer, probes).map_err(SelfTestError::with_missing_option)
+pub(crate) fn preflight(writer: &Writer, probes: &probes::ProbeSettings) -> Result<(), Failed> {
+    try_add(writer, probes).map_err(describe_failed)
 }
 
-fn try_add(writer: &Writer, probes: &probes::ProbeSettings) -> Result<(), SelfTestError> {
+fn try_add(writer: &Writer, probes: &probes::ProbeSettings) -> Result<(), Failed> {
     let node = network::netns_with_loopback()?;
     node.within(|| probes::preflight(probes))
         .map_err(TestNetworkError::from)??;
@@ -212,17 +191,6 @@ impl fmt::Display for Check {
         match &self.outcome {
             Ok(seen) => write!(f, "{}: {seen}", self.name),
             Err(why) => write!(f, "{} FAILED: {why}", self.name),
-        }
-    }
-}
-
-impl IntoFailure for SelfTestError {
-    fn reason(&self) -> Reason {
-        match self {
-            Self::Network(_) | Self::Inspect(_) | Self::ProbeSet(_) => Reason::KernelRefused,
-            Self::Apply(error) => error.reason(),
-            Self::Missing { source, .. } => source.reason(),
-            Self::Name(_) => Reason::Internal,
         }
     }
 }

@@ -29,9 +29,9 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     apply::{self, Applied, Observation, Planned, Removed, Writer},
-    claims::{Claim, Claims, validate},
+    claims::{self, Claim, Claims, validate},
     discover,
-    error::{ApplyError, ClaimError, IntoFailure, RemoveError},
+    error::{Context as _, Failed},
     metrics::Metrics,
     notifications::Reader,
     preflight::Recheck,
@@ -104,22 +104,18 @@ impl Handler {
     }
 
     /// Runs `work` under the claim's lock, and publishes the state to watchers if `work` changed anything.
-    async fn with_change_lock<T, E>(
+    async fn with_change_lock<T: Send + 'static>(
         &self,
         operation: &'static str,
         claim: Arc<Claim>,
         change: impl Fn(&T) -> Change + Send + 'static,
-        work: impl FnOnce(&Claim) -> Result<T, E> + Send + 'static,
-    ) -> Result<T, Status>
-    where
-        T: Send + 'static,
-        E: IntoFailure + Send + 'static,
-    {
+        work: impl FnOnce(&Claim) -> Result<T, Failed> + Send + 'static,
+    ) -> Result<T, Status> {
         let (reader, metrics) = (self.reader.clone(), self.metrics.clone());
         detached(async move {
             let _guard = claim.change_lock.lock().await;
             if !reader.claims().is_current(&claim) {
-                return Err(to_status(ClaimError::Unknown(claim.sandbox.clone())));
+                return Err(to_status(claims::unknown(&claim.sandbox)));
             }
             let began = Instant::now();
             let result = blocking({
@@ -157,7 +153,7 @@ impl Handler {
                 if change.changed {
                     tracing::info!(sandbox = %claim.sandbox, ?probed, "Set probe addresses");
                 }
-                Ok::<_, ApplyError>(())
+                Ok(())
             },
         );
         self.recheck.observe(set.await)
@@ -194,7 +190,7 @@ impl NetconfigService for Handler {
             tracing::info!(%sandbox, %netns, %path, "Claimed");
             // The lock makes a change wait until the state is read.
             let lock = Arc::clone(&claim.change_lock).try_lock_owned();
-            Ok::<_, ClaimError>((claim, addresses, visit, lock))
+            Ok((claim, addresses, visit, lock))
         });
         let (claim, addresses, visit, lock) = self.recheck.observe(claimed.await)?;
         if let Ok(lock) = lock {
@@ -260,6 +256,7 @@ impl NetconfigService for Handler {
                 let (netns, sandbox) = (&claim.netns, &claim.sandbox);
                 writer.apply_prepared(netns, prepared, &redirection, requires_listeners, sandbox)
             })?;
+            let applied = applied.count_direct_flows(&claim.netns, &redirection, &seen)?;
             let Applied {
                 fingerprint,
                 changed,
@@ -267,7 +264,7 @@ impl NetconfigService for Handler {
             } = applied;
             let sandbox = &claim.sandbox;
             tracing::info!(%sandbox, %fingerprint, changed, direct_flows, "Applied rules");
-            Ok::<_, ApplyError>((applied, seen))
+            Ok((applied, seen))
         });
         let (applied, _) = self.recheck.observe(applied.await)?;
         Ok(Response::new(ApplyRulesResponse {
@@ -305,9 +302,11 @@ impl NetconfigService for Handler {
         let (pod, addresses) = pod_of(&request.into_inner())?;
         let (claims, writer) = (Arc::clone(&self.claims), Arc::clone(&self.writer));
         let found = detached(blocking(move || {
-            let (claim, process) = discover::find_and_claim(&claims, &pod, &addresses)?;
+            let found = discover::find_and_claim(&claims, &pod, &addresses);
+            // The field of a claim's error is no field of this request.
+            let (claim, process) = found.map_err(|failed| failed.at_field(""))?;
             let only_legacy_nat = writer.has_only_legacy_nat(&claim.netns)?;
-            Ok::<_, crate::error::FindError>((claim, process, only_legacy_nat))
+            Ok((claim, process, only_legacy_nat))
         }));
         let (claim, process, only_legacy_nat) = found.await?;
         Ok(Response::new(FindNetnsResponse {
@@ -375,10 +374,11 @@ impl NetconfigService for Handler {
                 let Removed { captured_flows } =
                     writer.remove(&claim.netns, &claim.sandbox, phase)?;
                 if phase == apply::Phase::Final {
-                    probe_set.release(&claim.sandbox)?;
+                    let released = probe_set.release(&claim.sandbox);
+                    released.context("the rules are removed")?;
                 }
                 tracing::info!(sandbox = %claim.sandbox, ?phase, captured_flows, "Removed rules");
-                Ok::<_, RemoveError>(captured_flows)
+                Ok(captured_flows)
             },
         );
         Ok(Response::new(RemoveRulesResponse {

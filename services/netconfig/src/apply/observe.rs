@@ -4,7 +4,7 @@ use inpod_linux::Netns;
 
 use super::Writer;
 use crate::{
-    error::VerifyError,
+    error::{Context as _, Failed},
     inspect::Proxies,
     legacy,
     netns_session::{NetnsSession, Prepared, ReachError, Visit},
@@ -29,12 +29,12 @@ pub struct Observation {
 }
 
 impl Writer {
-    pub fn observe(&self, netns: &Netns) -> Result<Observation, VerifyError> {
+    pub fn observe(&self, netns: &Netns) -> Result<Observation, Failed> {
         self.with_state(netns, None, |session, state| of_state(session, &state))
     }
 
     /// Returns whether iptables' legacy table nat is in use while nf_tables hold no rules of inpod or Istio.
-    pub(crate) fn has_only_legacy_nat(&self, netns: &Netns) -> Result<bool, VerifyError> {
+    pub(crate) fn has_only_legacy_nat(&self, netns: &Netns) -> Result<bool, Failed> {
         let uses_legacy_nat = netns.within(legacy::uses_nat).map_err(ReachError::from)?;
         Ok(uses_legacy_nat && !self.observe(netns)?.has_rules)
     }
@@ -44,15 +44,15 @@ impl Writer {
         &self,
         netns: &Netns,
         visit: Visit,
-    ) -> Result<(Prepared, Observation), VerifyError> {
+    ) -> Result<(Prepared, Observation), Failed> {
         let mut session = NetnsSession::new(netns, visit);
-        let state = session.read()?;
+        let state = session.read().context("cannot read the rules")?;
         let observation = of_state(&mut session, &state)?;
         Ok((session.prepare(state), observation))
     }
 }
 
-fn of_state(session: &mut NetnsSession<'_>, state: &State) -> Result<Observation, VerifyError> {
+fn of_state(session: &mut NetnsSession<'_>, state: &State) -> Result<Observation, Failed> {
     let tag = state.tag();
     let is_intact = |tag: &Tag| plan::is_intact(state, tag.fingerprint);
     let intact = tag.as_ref().is_some_and(is_intact);

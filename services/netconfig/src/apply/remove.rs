@@ -1,10 +1,11 @@
+use anyhow::anyhow;
 use inpod_linux::Netns;
-use inpod_types::{SandboxRef, with_causes};
+use inpod_types::{Reason, SandboxRef, with_causes};
 
 use super::{Writer, apply_plan};
 use crate::{
     conntrack,
-    error::{ApplyError, KernelError, RemoveError, require_none},
+    error::{Context as _, Failed, KernelError},
     family::Family,
     inspect,
     netlink::retry_on_race,
@@ -13,6 +14,8 @@ use crate::{
     plan::{Plan, State},
     rules::{Form, ambient},
 };
+
+const ATTEMPT: &str = "cannot remove the rules";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -40,19 +43,20 @@ impl Writer {
         netns: &Netns,
         sandbox: &SandboxRef,
         phase: Phase,
-    ) -> Result<Removed, RemoveError> {
+    ) -> Result<Removed, Failed> {
         let captured_flows = match inspect::captured_flows(netns) {
             Err(error) if error.is_missing_sock_diag() => {
                 // Otherwise no pod could leave any more.
                 tracing::warn!(%sandbox, "The kernel has no sock_diag; captured connections are not counted");
                 0
             }
-            counted => counted?,
+            counted => counted.context(ATTEMPT)?,
         };
-        self.with_state(netns, None, |session, before| match phase {
+        let removed = self.with_state(netns, None, |session, before| match phase {
             Phase::Drain => drain(session, before, sandbox),
             Phase::Final => remove_all(session, &before),
-        })?;
+        });
+        removed.context(ATTEMPT)?;
         Ok(Removed { captured_flows })
     }
 }
@@ -63,7 +67,7 @@ fn drain(
     session: &mut NetnsSession<'_>,
     before: State,
     sandbox: &SandboxRef,
-) -> Result<(), RemoveError> {
+) -> Result<(), Failed> {
     if !before.nftables.has_rules() {
         return Ok(());
     }
@@ -72,14 +76,12 @@ fn drain(
     }
     let families = session.families();
     let plan = Plan::new(Form::Ambient, ambient::drain().tables, families);
-    apply_plan(session, &plan, before, sandbox)
-        .map(drop)
-        .map_err(|error: ApplyError| RemoveError::Drain(Box::new(error)))
+    apply_plan(session, &plan, before, sandbox).map(drop)
 }
 
 /// Removes tables, ip rules, then routes, because no ip rule may refer to an empty table, and goes on after a
 /// failure.
-fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), RemoveError> {
+fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), Failed> {
     let mut failures = Vec::new();
     // The tables record the ports, so the tables go later.
     let released = release_ports(session, &seen.ports_added());
@@ -111,7 +113,11 @@ fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), Remove
         failures.extend(disabled.err().map(|error| with_causes(&error)));
     }
     failures.extend(remaining(&session.read()?));
-    require_none(failures, RemoveError::Left)
+    if failures.is_empty() {
+        return Ok(());
+    }
+    let cause = anyhow!(failures.join("; "));
+    Err(Failed::new(Reason::KernelRefused, cause).with_undo_failures(failures))
 }
 
 fn release_ports(session: &mut NetnsSession<'_>, added: &[u16]) -> Result<(), ReachError> {

@@ -3,11 +3,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use anyhow::anyhow;
 use inpod_linux::{Netns, OpenError};
-use inpod_types::NetnsRef;
+use inpod_types::{NetnsId, NetnsRef, Reason};
 
 use crate::{
-    error::ClaimError,
+    error::Failed,
     inspect::{self, InspectError, is_global},
     netns_session::Visit,
     routes::Routes,
@@ -24,7 +25,7 @@ pub(crate) struct ValidatedNetns {
 }
 
 /// Opens the requested netns; refuses a netns with another identity, and the node's.
-pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimError> {
+pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, Failed> {
     Ok(open_with(wanted, roots, || ())?.0)
 }
 
@@ -33,7 +34,7 @@ fn open_with<T>(
     wanted: &NetnsRef,
     roots: &[PathBuf],
     visit: impl FnOnce() -> T,
-) -> Result<(Netns, T), ClaimError> {
+) -> Result<(Netns, T), Failed> {
     let opened = Netns::open_with(&wanted.path, roots, visit);
     let (netns, visited) = opened.map_err(|error| open_error(error, wanted))?;
     let found = netns.id();
@@ -41,10 +42,11 @@ fn open_with<T>(
         .iter()
         .any(|path| netns.is_at(Path::new(path)).unwrap_or(false))
     {
-        return Err(ClaimError::HostNetns(found));
+        let cause = anyhow!("{found} is the node's own netns");
+        return Err(Failed::new(Reason::NetnsIsHost, cause).at_field("netns"));
     }
     if !wanted.agrees_with(&found) {
-        return Err(ClaimError::Mismatch { found });
+        return Err(mismatch(found));
     }
     Ok((netns, visited))
 }
@@ -52,13 +54,34 @@ fn open_with<T>(
 /// Classifies a failure to open. A missing path means that the sandbox is gone, unless processes use the netns:
 /// then the caller's path resolves differently for netconfig. Without mount propagation, netconfig sees an empty
 /// file in place of a bind-mounted netns.
-fn open_error(error: OpenError, wanted: &NetnsRef) -> ClaimError {
+fn open_error(error: OpenError, wanted: &NetnsRef) -> Failed {
     let is_absent = matches!(error, OpenError::Missing(_) | OpenError::NotANamespace(_));
-    if is_absent && inspect::has_processes_in(wanted) {
-        ClaimError::Unreachable(error)
+    let failed = if is_absent && inspect::has_processes_in(wanted) {
+        Failed::new(Reason::NetnsUnreachable, error)
+            .context("the netns is in use, but cannot be opened at its path")
     } else {
-        ClaimError::Open(error)
+        Failed::new(reason_of_open(&error), error).context("cannot open the netns")
+    };
+    failed.at_field("netns.path")
+}
+
+fn reason_of_open(error: &OpenError) -> Reason {
+    match error {
+        OpenError::NotPlain(_) | OpenError::OutsideRoots { .. } | OpenError::Symlink(_) => {
+            Reason::NetnsPathRefused
+        }
+        OpenError::Missing(_) => Reason::NetnsMissing,
+        OpenError::NotANamespace(_) | OpenError::NotNet(_) => Reason::NetnsNotANetns,
+        OpenError::Io { .. } | OpenError::Enter { .. } | OpenError::Cookie(_) => {
+            Reason::KernelRefused
+        }
     }
+}
+
+/// Returns the error of a netns at the path that is not the requested netns.
+pub(crate) fn mismatch(found: NetnsId) -> Failed {
+    let cause = anyhow!("found {found}, which is not the requested netns");
+    Failed::new(Reason::NetnsMismatch, cause).at_field("netns")
 }
 
 /// Opens a netns that must have one of the expected addresses on an interface other than `lo`.
@@ -66,7 +89,7 @@ pub(crate) fn validate_discovered(
     wanted: &NetnsRef,
     expected: Vec<IpAddr>,
     roots: &[PathBuf],
-) -> Result<ValidatedNetns, ClaimError> {
+) -> Result<ValidatedNetns, Failed> {
     let netns = open(wanted, roots)?;
     let routes = netns.within(Routes::open).map_err(InspectError::from)?;
     let mut routes = routes.map_err(InspectError::reading("the addresses"))?;
@@ -88,7 +111,7 @@ pub(crate) fn validate_visited(
     expected: Vec<IpAddr>,
     roots: &[PathBuf],
     sysctls: &Sysctls,
-) -> Result<(ValidatedNetns, Visit), ClaimError> {
+) -> Result<(ValidatedNetns, Visit), Failed> {
     let (netns, visit) = open_with(wanted, roots, || Visit::here(sysctls))?;
     let mut visit = visit.map_err(InspectError::reading("the state of the netns"))?;
     let found = visit.routes.addresses().map_err(InspectError::from)?;
@@ -105,7 +128,7 @@ pub(crate) fn validate_visited(
 fn validate_addresses(
     mut found: Vec<IpAddr>,
     expected: Vec<IpAddr>,
-) -> Result<Vec<IpAddr>, ClaimError> {
+) -> Result<Vec<IpAddr>, Failed> {
     let validated = if expected.is_empty() {
         found.retain(is_global);
         found.clone()
@@ -119,9 +142,9 @@ fn validate_addresses(
         held
     };
     if validated.is_empty() {
-        return Err(ClaimError::Address {
-            found: list(&found),
-        });
+        let found = list(&found);
+        let cause = anyhow!("the netns holds {found}, none of the expected addresses");
+        return Err(Failed::new(Reason::AddressMismatch, cause).at_field("addresses"));
     }
     Ok(validated)
 }
@@ -153,6 +176,6 @@ mod tests {
             assert_eq!(result, addresses(validated), "{expected:?}");
         }
         let refused = validate_addresses(found(), addresses(&["10.96.0.1"]));
-        assert!(matches!(refused, Err(ClaimError::Address { .. })));
+        assert_eq!(refused.unwrap_err().reason, Reason::AddressMismatch);
     }
 }

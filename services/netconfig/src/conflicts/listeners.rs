@@ -6,13 +6,14 @@ use std::{
     fmt,
 };
 
+use anyhow::anyhow;
 use inpod_linux::Netns;
-use inpod_types::cgroup::PodKey;
+use inpod_types::{Reason, cgroup::PodKey};
 use parking_lot::Mutex;
 
 use super::{Finding, Kind, printable};
 use crate::{
-    error::ListenerError,
+    error::Failed,
     inspect::{self, InspectError, Listener, Process, Protocol},
     marks::{FROM_ZTUNNEL, INBOUND_HBONE_PORT, OUTBOUND_PORT, ZTUNNEL_DNS_PORT},
     netlink::Socket,
@@ -128,7 +129,7 @@ fn describe_marked((process, connections): (&Process, &usize)) -> Finding {
 /// is being enrolled does not run yet, or is checked later.
 ///
 /// A kernel that cannot list sockets passes the check.
-pub(crate) fn require_ztunnel(sockets: &mut Socket, tables: &[Table]) -> Result<(), ListenerError> {
+pub(crate) fn require_ztunnel(sockets: &mut Socket, tables: &[Table]) -> Result<(), Failed> {
     let needed = needed(tables);
     let ports: Vec<_> = needed.iter().map(|port| (port.0, port.1)).collect();
     let listeners = match inspect::listeners_on(sockets, &ports) {
@@ -136,11 +137,14 @@ pub(crate) fn require_ztunnel(sockets: &mut Socket, tables: &[Table]) -> Result<
         listeners => listeners?,
     };
     let mut faults = judge(&needed, &listeners, &BTreeMap::new()).into_iter();
-    match faults.next() {
-        None => Ok(()),
-        Some(fault @ Fault::Missing(_)) => Err(ListenerError::Missing(fault.to_string())),
-        Some(fault @ Fault::Taken(..)) => Err(ListenerError::Taken(fault.to_string())),
-    }
+    let Some(fault) = faults.next() else {
+        return Ok(());
+    };
+    let reason = match fault {
+        Fault::Missing(_) => Reason::ListenerLost,
+        Fault::Taken(..) => Reason::ListenerTaken,
+    };
+    Err(Failed::new(reason, anyhow!("{fault}")))
 }
 
 fn describe(fault: &Fault) -> Finding {

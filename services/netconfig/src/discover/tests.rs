@@ -88,16 +88,13 @@ fn a_uid_that_no_cgroup_can_name_finds_nothing() {
     let proc = Proc::new();
     proc.of_pod(30, 500, "a", "c1");
     let error = find(proc.0.path(), &"my-pod".parse().unwrap(), &[]).unwrap_err();
-    assert!(matches!(error, FindError::Nowhere { .. }), "{error}");
+    assert_eq!(error.reason, Reason::NetnsNotFound, "{error}");
 }
 
 #[test]
 fn what_was_seen_instead_is_told() {
-    let error = FindError::Nowhere {
-        pod: POD.parse().unwrap(),
-        hidden: 2,
-        others: vec!["the netns holds 10.0.0.9".to_owned()],
-    };
+    let rejected = ["the netns holds 10.0.0.9".to_owned()];
+    let error = nowhere(&POD.parse().unwrap(), 2, &rejected);
     assert_eq!(
         error.to_string(),
         format!(

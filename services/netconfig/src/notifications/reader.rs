@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use inpod_types::{NetnsId, SandboxRef, with_causes};
+use inpod_types::{NetnsId, SandboxRef};
 use tokio::{sync::OwnedMutexGuard, task::spawn_blocking};
 
 use super::Subscriptions;
@@ -10,7 +10,7 @@ use crate::read_queue::Queue;
 use crate::{
     apply::{Observation, Writer},
     claims::{Claim, Claims, State},
-    error::VerifyError,
+    error::{Failed, KernelError},
     netns_session::Visit,
     notifications::DriftMetrics,
 };
@@ -105,8 +105,7 @@ impl Reader {
         match self.writer.observe(&claim.netns) {
             Ok(observation) => (self.publish(claim, observation), outcome),
             Err(error) => {
-                let text = with_causes(&error);
-                tracing::warn!(sandbox = %claim.sandbox, error = text, "Cannot read a netns");
+                tracing::warn!(sandbox = %claim.sandbox, %error, "Cannot read a netns");
                 (self.publish_failure(claim, &error), ReadOutcome::Failed)
             }
         }
@@ -133,8 +132,8 @@ impl Reader {
 
     /// Publishes an unreadable netns as a netns without rules. A failure by concurrent changes proves nothing, so
     /// the last state stays.
-    fn publish_failure(&self, claim: &Claim, error: &VerifyError) -> Option<Arc<State>> {
-        let is_race = matches!(error, VerifyError::Kernel(error) if error.is_race());
+    fn publish_failure(&self, claim: &Claim, error: &Failed) -> Option<Arc<State>> {
+        let is_race = error.cause().is_some_and(KernelError::is_race);
         let known = self.claims.last_published(claim).filter(|_| is_race);
         known.or_else(|| self.publish(claim, Observation::default()))
     }

@@ -4,9 +4,9 @@
 use inpod_linux::Netns;
 use inpod_types::Reason;
 
-use super::{SelfTestError, network};
+use super::network;
 use crate::{
-    error::IntoFailure as _,
+    error::{Failed, InspectError},
     kernel_option::{Part, chain, first_refused, write_and_delete},
     nftables::Nftables,
     rules::{Expr, Hook, Kind, Transport},
@@ -14,13 +14,14 @@ use crate::{
 
 /// Returns the missing option if sock_diag is missing or the kernel refused something, in the latter case by writing
 /// tables in a temporary netns.
-pub(super) fn missing_option_here(error: &SelfTestError) -> Option<&'static str> {
-    if let SelfTestError::Inspect(error) = error
-        && error.is_missing_sock_diag()
+pub(super) fn missing_option_here(failed: &Failed) -> Option<&'static str> {
+    if failed
+        .cause()
+        .is_some_and(InspectError::is_missing_sock_diag)
     {
         return Some("CONFIG_INET_TCP_DIAG");
     }
-    let netns = (error.reason() == Reason::KernelRefused).then(network::netns_with_loopback);
+    let netns = (failed.reason == Reason::KernelRefused).then(network::netns_with_loopback);
     missing_option(&netns?.ok()?)
 }
 
@@ -70,8 +71,8 @@ mod tests {
     #[test]
     fn a_kernel_without_sock_diag_lacks_its_option() {
         let missing = KernelError::new("read the sockets", nix::Error::ENOENT);
-        let error = SelfTestError::Inspect(missing.into());
-        assert_eq!(missing_option_here(&error), Some("CONFIG_INET_TCP_DIAG"));
+        let failed = InspectError::from(missing).into();
+        assert_eq!(missing_option_here(&failed), Some("CONFIG_INET_TCP_DIAG"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use inpod_proto::{
     required,
 };
 use inpod_service::peer::Peer;
-use inpod_types::{cgroup::PodKey, with_causes};
+use inpod_types::cgroup::PodKey;
 use tonic::Status;
 
 use super::{
@@ -24,7 +24,7 @@ use crate::{
     apply::{Observation, Writer},
     claims::{Claim, validate},
     conflicts::{self, Subject, VerifiedListeners},
-    error::ClaimError,
+    error::Failed,
     inspect,
 };
 
@@ -40,7 +40,7 @@ impl Handler {
         &self,
         peer: &Peer,
         target: Option<Target>,
-        inspect: impl FnOnce(&Netns, Option<&Claim>) -> Result<T, ClaimError> + Send + 'static,
+        inspect: impl FnOnce(&Netns, Option<&Claim>) -> Result<T, Failed> + Send + 'static,
     ) -> Result<T, Status> {
         match target.ok_or_else(|| missing("target"))? {
             Target::Sandbox(sandbox) => {
@@ -62,7 +62,7 @@ impl Handler {
 pub(super) fn inspect_processes(
     netns: &Netns,
     claim: Option<&Claim>,
-) -> Result<InspectNetnsResponse, ClaimError> {
+) -> Result<InspectNetnsResponse, Failed> {
     let container_id = claim.map(|claim| claim.sandbox.container_id.as_str());
     let processes = inspect::processes(netns, container_id)?;
     Ok(InspectNetnsResponse {
@@ -74,7 +74,7 @@ pub(super) fn inspect_processes(
 }
 
 /// Returns the netns and the number of its captured connections.
-pub(super) fn inspect_captured_flows(netns: &Netns) -> Result<InspectNetnsResponse, ClaimError> {
+pub(super) fn inspect_captured_flows(netns: &Netns) -> Result<InspectNetnsResponse, Failed> {
     Ok(InspectNetnsResponse {
         netns: Some(netns.id().into()),
         captured_flows: inspect::captured_flows(netns)?,
@@ -87,7 +87,7 @@ pub(super) fn inspect_findings(
     netns: &Netns,
     claim: Option<&Claim>,
     pod: Option<PodKey>,
-) -> Result<InspectNetnsResponse, ClaimError> {
+) -> Result<InspectNetnsResponse, Failed> {
     let (addresses, verified) = (inspect::addresses(netns)?, VerifiedListeners::default());
     let subject = Subject {
         addresses: claim.map_or(&addresses, |claim| &claim.addresses),
@@ -107,10 +107,9 @@ pub(super) fn inspect(
     claim: Option<&Claim>,
     writer: &Writer,
     pod: Option<PodKey>,
-) -> Result<InspectNetnsResponse, ClaimError> {
+) -> Result<InspectNetnsResponse, Failed> {
     let observed = writer.observe(netns).unwrap_or_else(|error| {
-        let error = with_causes(&error);
-        tracing::debug!(error, "Cannot read the rules of a netns");
+        tracing::debug!(%error, "Cannot read the rules of a netns");
         Observation::default()
     });
     let sockets = inspect::sockets(netns, &observed.proxies)?;
@@ -125,7 +124,7 @@ pub(super) fn inspect(
     })
 }
 
-pub(super) fn listeners(netns: &Netns) -> Result<ListListenersResponse, ClaimError> {
+pub(super) fn listeners(netns: &Netns) -> Result<ListListenersResponse, Failed> {
     let listeners = inspect::listeners(netns)?;
     Ok(ListListenersResponse {
         instance_id: String::new(),

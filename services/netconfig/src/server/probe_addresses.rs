@@ -5,7 +5,7 @@ use inpod_proto::{Invalid, addresses_from, netconfig::v1::ProbeExemption};
 use crate::{
     apply::{Applied, Observation},
     claims::Claim,
-    error::ApplyError,
+    error::{Context as _, Failed},
     probes::ProbeSet,
 };
 
@@ -53,16 +53,15 @@ pub(super) fn apply(
     probe_set: &ProbeSet,
     claim: &Claim,
     addresses: &BTreeSet<IpAddr>,
-    rules: impl FnOnce() -> Result<(Applied, Observation), ApplyError>,
-) -> Result<(Applied, Observation), ApplyError> {
-    let change = probe_set.set_addresses(&claim.sandbox, addresses)?;
+    rules: impl FnOnce() -> Result<(Applied, Observation), Failed>,
+) -> Result<(Applied, Observation), Failed> {
+    let change = probe_set.set_addresses(&claim.sandbox, addresses);
+    let change = change.context("cannot apply the rules")?;
     match rules() {
         Ok((applied, seen)) => {
             let changed = applied.changed || change.changed;
             Ok((Applied { changed, ..applied }, seen))
         }
-        // The rules are applied and need the probe addresses.
-        Err(error @ ApplyError::Inspect(_)) => Err(error),
         Err(error) => Err(error.with_undo_failures(probe_set.undo(&claim.sandbox, &change))),
     }
 }

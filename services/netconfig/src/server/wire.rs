@@ -17,7 +17,7 @@ use crate::{
     apply::Phase,
     claims::Claim,
     conflicts::{self, Kind},
-    error::IntoFailure,
+    error::Failed,
     inspect,
     selftest::{Check, Report},
 };
@@ -155,6 +155,6 @@ pub(super) fn refuse(invalid: Invalid) -> Status {
     into_status(&Failure::from(invalid))
 }
 
-pub(super) fn to_status(error: impl IntoFailure) -> Status {
-    into_status(&error.into_failure())
+pub(super) fn to_status(error: Failed) -> Status {
+    into_status(&error.into())
 }

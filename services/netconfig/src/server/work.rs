@@ -6,7 +6,7 @@ use inpod_types::{Failure, Reason};
 use tonic::Status;
 use tracing::Instrument as _;
 
-use crate::error::IntoFailure;
+use crate::error::Failed;
 
 /// Continues the work even if the client disconnects and tonic drops the handler.
 pub(super) async fn detached<T: Send + 'static>(
@@ -16,18 +16,14 @@ pub(super) async fn detached<T: Send + 'static>(
     task.await.unwrap_or_else(|error| Err(panic_status(&error)))
 }
 
-pub(super) async fn blocking<T, E>(
-    work: impl FnOnce() -> Result<T, E> + Send + 'static,
-) -> Result<T, Status>
-where
-    T: Send + 'static,
-    E: IntoFailure + Send + 'static,
-{
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failed> + Send + 'static,
+) -> Result<T, Status> {
     let span = tracing::Span::current();
     let task = tokio::task::spawn_blocking(move || span.in_scope(work));
     let result = task.await.map_err(|error| panic_status(&error))?;
     result.map_err(|error| {
-        let failure = error.into_failure();
+        let failure = Failure::from(error);
         tracing::warn!(reason = %failure.reason, error = failure.message, "Request failed");
         inpod_proto::into_status(&failure)
     })

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use netconfig::error::ApplyError;
+use inpod_types::Reason;
 
 use crate::apply::everything;
 use crate::support::{Fresh, ambient, plain, sandbox};
@@ -28,10 +28,8 @@ fn a_refused_transaction_takes_routes_and_rules_back() {
     let error = plain()
         .apply(&fresh.netns, &ambient(), &sandbox("c1"))
         .unwrap_err();
-    assert!(
-        matches!(&error, ApplyError::Kernel { undo_failures, .. } if undo_failures.is_empty()),
-        "{error:?}"
-    );
+    assert_eq!(error.reason, Reason::KernelRefused);
+    assert_eq!(error.undo_failures, [""; 0]);
     assert_eq!(everything(&fresh), before);
     owner.kill().unwrap();
     owner.wait().unwrap();

@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use inpod_types::Reason;
 use netconfig::{
     apply::Phase,
-    error::ApplyError,
     rules::{Ambient, Ipv6, Redirection},
 };
 
@@ -73,7 +73,7 @@ fn where_ipv6_is_switched_off_it_is_refused_to_capture_it_and_nothing_is_changed
     let refused = world
         .writer
         .apply(&world.pod.netns, &redirection, &sandbox("c1"));
-    assert!(matches!(refused, Err(ApplyError::NoIpv6(_))), "{refused:?}");
+    assert_eq!(refused.unwrap_err().reason, Reason::Ipv6Unavailable);
     assert_eq!(run_all(&world, &direct(world.families())), [""; 0]);
 }
 

@@ -1,8 +1,8 @@
 //! Routes and ip rules of other programs in the pod, and those of earlier releases.
 
+use inpod_types::Reason;
 use netconfig::{
     apply::{Phase, Writer},
-    error::ApplyError,
     rules::{Ambient, Redirection},
 };
 
@@ -154,10 +154,9 @@ fn foreign_routing_without_a_way_around_is_named_and_nothing_written() {
         commands.iter().for_each(|command| drop(fresh.ip(command)));
         let before = foreign(&fresh);
         let applied = Writer::default().apply(&fresh.netns, &plain(), &sandbox("c1"));
-        let Err(ApplyError::Blocked(blocked)) = applied else {
-            panic!("{applied:?}");
-        };
-        assert!(blocked.to_string().contains(named), "{blocked}");
+        let failed = applied.unwrap_err();
+        assert_eq!(failed.reason, Reason::RoutingTaken);
+        assert!(failed.to_string().contains(named), "{failed}");
         assert_eq!(foreign(&fresh), before);
         assert_eq!(fresh.nft("list ruleset"), "");
     }

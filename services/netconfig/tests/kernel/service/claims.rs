@@ -3,11 +3,12 @@
 use std::process::{Child, Command};
 
 use inpod_proto::{
+    failure_of,
     netconfig::v1::{InspectNetnsRequest, inspect_netns_request::Target},
     types::v1::NetnsRef,
 };
 use inpod_types::Reason;
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::harness::{Netconfig, at, netns_ref, pod_netns, refusal};
 use crate::name::Name;
@@ -41,6 +42,16 @@ async fn refused(netconfig: &mut Netconfig, netns: NetnsRef) -> (Code, Reason) {
     let (claim, look) = (refusal(&claim.unwrap_err()), refusal(&look.unwrap_err()));
     assert_eq!(claim, look);
     claim
+}
+
+/// The reason also decides the code.
+fn assert_refused(status: &Status, reason: Reason, field: &str) {
+    let failure = failure_of(status);
+    assert_eq!(
+        (failure.reason, &*failure.field),
+        (reason, field),
+        "{status}"
+    );
 }
 
 const UNREACHABLE: (Code, Reason) = (Code::Unavailable, Reason::NetnsUnreachable);
@@ -131,32 +142,16 @@ async fn a_netns_whose_name_is_gone_is_missing_where_it_is_not_the_one_that_a_pr
 #[tokio::test]
 async fn a_path_that_is_no_netns_below_the_roots_is_refused_with_its_reason() {
     let mut netconfig = Netconfig::start().await;
-    for (path, code, reason) in [
-        ("/dev/null", Code::InvalidArgument, Reason::NetnsPathRefused),
-        (
-            "/proc/self/ns/mnt",
-            Code::InvalidArgument,
-            Reason::NetnsPathRefused,
-        ),
-        (
-            "/proc/../dev/null",
-            Code::InvalidArgument,
-            Reason::NetnsPathRefused,
-        ),
-        (
-            "/proc/cmdline",
-            Code::InvalidArgument,
-            Reason::NetnsNotANetns,
-        ),
-        (
-            "/proc/999999999/ns/net",
-            Code::NotFound,
-            Reason::NetnsMissing,
-        ),
-        ("relative", Code::InvalidArgument, Reason::InvalidField),
+    for (path, reason) in [
+        ("/dev/null", Reason::NetnsPathRefused),
+        ("/proc/self/ns/mnt", Reason::NetnsPathRefused),
+        ("/proc/../dev/null", Reason::NetnsPathRefused),
+        ("/proc/cmdline", Reason::NetnsNotANetns),
+        ("/proc/999999999/ns/net", Reason::NetnsMissing),
+        ("relative", Reason::InvalidField),
     ] {
         let status = netconfig.claim_at("c1", at(path), &[]).await.unwrap_err();
-        assert_eq!(refusal(&status), (code, reason), "{path}: {status}");
+        assert_refused(&status, reason, "netns.path");
     }
     assert!(netconfig.claims().await.is_empty());
 }
@@ -174,21 +169,14 @@ async fn a_netns_that_is_not_the_one_meant_is_refused_with_its_reason() {
         cookie: Some(1),
         ..good.clone()
     };
-    for (netns, addresses, reason) in [
-        (inode, vec![], Reason::NetnsMismatch),
-        (cookie, vec![], Reason::NetnsMismatch),
-        (good, vec!["10.9.0.7"], Reason::AddressMismatch),
-        (bare, vec![], Reason::AddressMismatch),
+    for (netns, addresses, reason, field) in [
+        (inode, vec![], Reason::NetnsMismatch, "netns"),
+        (cookie, vec![], Reason::NetnsMismatch, "netns"),
+        (good, vec!["10.9.0.7"], Reason::AddressMismatch, "addresses"),
+        (bare, vec![], Reason::AddressMismatch, "addresses"),
     ] {
-        let status = netconfig
-            .claim_at("c1", netns, &addresses)
-            .await
-            .unwrap_err();
-        assert_eq!(
-            refusal(&status),
-            (Code::FailedPrecondition, reason),
-            "{status}"
-        );
+        let claimed = netconfig.claim_at("c1", netns, &addresses).await;
+        assert_refused(&claimed.unwrap_err(), reason, field);
     }
     assert!(netconfig.claims().await.is_empty());
 }
@@ -206,11 +194,7 @@ async fn the_nodes_own_netns_is_refused_by_every_path() {
         format!("/proc/{test}/task/{test}/ns/net"),
     ] {
         let status = netconfig.claim_at("c1", at(&path), &[]).await.unwrap_err();
-        assert_eq!(
-            refusal(&status),
-            (Code::PermissionDenied, Reason::NetnsIsHost),
-            "{path}"
-        );
+        assert_refused(&status, Reason::NetnsIsHost, "netns");
     }
     assert!(netconfig.claims().await.is_empty());
 }
@@ -220,10 +204,7 @@ async fn the_netns_that_it_runs_in_is_refused() {
     let mut netconfig = Netconfig::start().await;
     let path = netconfig.netns().netns.path().display().to_string();
     let status = netconfig.claim_at("c1", at(&path), &[]).await.unwrap_err();
-    assert_eq!(
-        refusal(&status),
-        (Code::PermissionDenied, Reason::NetnsIsHost)
-    );
+    assert_refused(&status, Reason::NetnsIsHost, "netns");
 }
 
 #[tokio::test]
@@ -233,15 +214,9 @@ async fn a_netns_belongs_to_one_sandbox_and_a_sandbox_has_one_live_netns() {
     netconfig.claim("c1", &fresh).await.unwrap();
     netconfig.claim("c1", &fresh).await.unwrap();
     let status = netconfig.claim("c2", &fresh).await.unwrap_err();
-    assert_eq!(
-        refusal(&status),
-        (Code::FailedPrecondition, Reason::NetnsInUse)
-    );
+    assert_refused(&status, Reason::NetnsInUse, "netns");
     let status = netconfig.claim("c1", &other).await.unwrap_err();
-    assert_eq!(
-        refusal(&status),
-        (Code::FailedPrecondition, Reason::NetnsMismatch)
-    );
+    assert_refused(&status, Reason::NetnsMismatch, "netns");
     assert_eq!(netconfig.claims().await, [sandbox("c1").to_string()]);
     assert!(netconfig.release("c1").await);
     assert!(!netconfig.release("c1").await);

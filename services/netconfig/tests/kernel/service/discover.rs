@@ -182,6 +182,8 @@ async fn a_netns_that_a_cni_call_was_seen_for_is_in_use() {
     let status = pod.find(&mut netconfig, ADDRESS).await.unwrap_err();
     let in_use = (Code::FailedPrecondition, Reason::NetnsInUse);
     assert_eq!(refusal(&status), in_use, "{status}");
+    // The field `netns` of a claim is no field of a search.
+    assert_eq!(inpod_proto::failure_of(&status).field, "");
     assert!(netconfig.release("c1").await);
     pod.find(&mut netconfig, ADDRESS).await.unwrap();
     let status = netconfig.claim("c1", &fresh).await.unwrap_err();

@@ -269,6 +269,7 @@ async fn the_nodes_own_netns_is_out_of_reach_and_stays_as_it_is() {
         refusal(&status),
         (Code::FailedPrecondition, Reason::ClaimUnknown)
     );
+    assert_eq!(failure_of(&status).field, "sandbox");
     assert_eq!(netconfig_netns_state(&netconfig), before);
 }
 
