@@ -136,7 +136,7 @@ impl Agents {
         let mut command = self.cluster.server.beside(Path::new(script));
         command
             .args(arguments)
-            .args(["--inpod-namespace", &self.namespace, "--timeout", "5"])
+            .args(["--inpod-namespace", &self.namespace])
             .env("DIRECTORY", self.directory.path())
             .env("CLIENT", bin("inpod").unwrap())
             .env("KUBECTL", self.directory.path().join("kubectl"))
@@ -186,7 +186,7 @@ fn kubectl_inpod_asks_every_node_and_names_what_does_not_run() {
     agents.answers("node-old", &other.node.run_dir());
     agents.pod("node-silent", &SERVICES.map(|name| (name, running())));
 
-    let pods = agents.run(&["pods"]);
+    let pods = agents.run(&["pods", "--timeout", "21"]);
     let (printed, errors) = (text(&pods.stdout), text(&pods.stderr));
     assert_eq!(pods.status.code(), Some(5), "{printed}{errors}");
     assert!(printed.starts_with("NODE "), "{printed}");
@@ -201,7 +201,7 @@ fn kubectl_inpod_asks_every_node_and_names_what_does_not_run() {
         "node-dead: the container pod-events of agent-node-dead does not run: waiting \"CrashLoopBackOff\": \"back-off 40s\"; before: \"Error\", exit code 1: \"cannot open\\nthe checkpoint\"",
         "node-dead: no answer, because pod-events does not run",
         "node-old: the container netconfig of agent-node-old does not run: terminated \"Error\\nx;id\\tp\\tinpod\\tpod-events\\trunning\", exit code 1: \"Linux 5.10 is too old\"",
-        "node-silent: no answer within 5 s",
+        "node-silent: no answer within 21 s",
     ] {
         assert!(errors.contains(named), "{named}: {errors}");
     }

@@ -97,7 +97,7 @@ fn binds_hands_the_users_slices_to_every_node() {
     let (printed, errors) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(3), "{errors}");
     assert!(printed.contains("service sliced"), "{printed}");
-    assert_eq!(errors, "node-silent: no answer within 5 s\n");
+    assert_eq!(errors, "node-silent: no answer within 20 s\n");
     let calls = fs::read_to_string(agents.directory.path().join("calls")).unwrap();
     assert_eq!(calls.matches("get endpointslices").count(), 1, "{calls}");
     assert_eq!(calls.matches(" exec ").count(), 2, "{calls}");
