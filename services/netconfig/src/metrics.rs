@@ -81,11 +81,7 @@ fn register_costs(registry: &mut Registry) {
 
 fn register_probes(registry: &mut Registry, probe_set: &Arc<ProbeSet>) {
     let help = "Repairs of the node's probe set after another process changed it";
-    registry.register("probe_restores", help, probe_set.restores_counter());
-    let elements = {
-        let probe_set = Arc::clone(probe_set);
-        move || probe_set.elements()
-    };
+    registry.register("probe_restores", help, probe_set.restores().clone());
     let help = "Addresses in the node's probe set";
-    registry.register_collector(ObservableGauge::new("probe_elements", help, elements));
+    registry.register("probe_elements", help, probe_set.elements().clone());
 }

@@ -24,12 +24,9 @@ pub use settings::{
 
 use std::{
     collections::BTreeSet,
-    io,
+    io, mem,
     net::IpAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -37,7 +34,7 @@ use anyhow::anyhow;
 use inpod_service::Readiness;
 use inpod_types::{Reason, SandboxRef, with_causes};
 use parking_lot::{Mutex, MutexGuard};
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use tokio::sync::watch;
 
 use crate::{
@@ -63,7 +60,8 @@ pub struct ProbeSet {
     budget: Mutex<RepairBudget>,
     orphans: Mutex<Orphans>,
     readiness: Readiness,
-    counts: Counts,
+    elements: Gauge,
+    restores: Counter,
     repair: watch::Sender<Option<Repair>>,
 }
 
@@ -73,12 +71,6 @@ pub(crate) struct Repair {
     pub(crate) at: SystemTime,
     /// A sentence per difference found.
     pub(crate) differences: Vec<String>,
-}
-
-#[derive(Debug, Default)]
-struct Counts {
-    elements: AtomicU64,
-    restores: Counter,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +126,8 @@ impl ProbeSet {
             budget: Mutex::default(),
             orphans: Mutex::default(),
             readiness,
-            counts: Counts::default(),
+            elements: Gauge::default(),
+            restores: Counter::default(),
             repair: watch::Sender::new(None),
         };
         set.reconcile(Instant::now(), Trigger::Own);
@@ -169,7 +162,7 @@ impl ProbeSet {
             let undo_failures = undone.err().map(|error| with_causes(&error));
             Failed::from(cause).with_undo_failures(undo_failures.into_iter().collect())
         });
-        self.count(&state);
+        self.publish(&mut state);
         drop(state);
         Ok(AddressChange {
             changed: result?,
@@ -215,7 +208,7 @@ impl ProbeSet {
             return Err(Failed::new(Reason::NetnsInUse, cause));
         }
         let cleared = state.clear();
-        self.count(&state);
+        self.publish(&mut state);
         drop(state);
         let cleared = cleared?;
         if cleared {
@@ -257,7 +250,7 @@ impl ProbeSet {
         if result.is_err() {
             state.owners.set(name, &before);
         }
-        self.count(state);
+        self.publish(state);
         result.map(drop)
     }
 
@@ -267,7 +260,7 @@ impl ProbeSet {
             return true;
         };
         let result = self.try_reconcile(&mut state, now, trigger);
-        self.count(&state);
+        self.publish(&mut state);
         drop(state);
         let is_in_sync = result.is_ok();
         self.readiness.set(SET_CONDITION, result);
@@ -282,31 +275,18 @@ impl ProbeSet {
     ) -> Result<(), String> {
         let describe_error = |error: ProbeSetError| with_causes(&error);
         let found = state.read().map_err(describe_error)?;
-        if found.is_empty() {
-            return Ok(());
-        }
-        let differences = found.sentences().join("; ");
-        if !self.budget.lock().allows(now) {
-            return Err(format!("another process keeps changing it: {differences}"));
-        }
-        state.mend(&found).map_err(describe_error)?;
-        let lost = match trigger {
-            Trigger::Own => {
-                tracing::info!(differences, "Rewrote what inpod keeps in the node's netns");
-                found.lost_rules()
+        if !found.is_empty() {
+            let differences = found.sentences().join("; ");
+            if !self.budget.lock().allows(now) {
+                return Err(format!("another process keeps changing it: {differences}"));
             }
-            Trigger::External => {
-                self.counts.restores.inc();
-                tracing::warn!(differences, "Repaired what inpod keeps in the node's netns");
-                found.sentences()
-            }
-        };
-        if !lost.is_empty() {
-            let at = SystemTime::now();
-            let differences = lost;
-            self.repair.send_replace(Some(Repair { at, differences }));
+            tracing::info!(
+                differences,
+                "Rewriting what inpod keeps in the node's netns"
+            );
         }
-        Ok(())
+        let is_upgrade = trigger == Trigger::Own;
+        state.mend(found, is_upgrade).map_err(describe_error)
     }
 
     /// Watches the latest repair.
@@ -320,23 +300,32 @@ impl ProbeSet {
         state.is_some_and(|mut state| state.has_changed().unwrap_or(true))
     }
 
-    /// Returns the number of addresses.
-    pub fn elements(&self) -> u64 {
-        self.counts.elements.load(Ordering::Relaxed)
+    /// Counts the addresses.
+    pub fn elements(&self) -> &Gauge {
+        &self.elements
     }
 
     /// Counts repairs after changes by other processes.
-    pub fn restores(&self) -> u64 {
-        self.counts.restores.get()
+    pub fn restores(&self) -> &Counter {
+        &self.restores
     }
 
-    pub(crate) fn restores_counter(&self) -> Counter {
-        self.counts.restores.clone()
-    }
-
-    fn count(&self, state: &State) {
-        let elements = u64::try_from(state.owners.count()).unwrap_or(u64::MAX);
-        self.counts.elements.store(elements, Ordering::Relaxed);
+    /// Publishes the number of addresses, and repairs of changes by other programs.
+    fn publish(&self, state: &mut State) {
+        let elements = i64::try_from(state.owners.count()).unwrap_or(i64::MAX);
+        self.elements.set(elements);
+        let lost = mem::take(&mut state.lost);
+        if lost.is_empty() {
+            return;
+        }
+        tracing::warn!(
+            differences = lost.join("; "),
+            "Repaired what another program had changed in the node's netns"
+        );
+        self.restores.inc();
+        let at = SystemTime::now();
+        let differences = lost;
+        self.repair.send_replace(Some(Repair { at, differences }));
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, State>> {

@@ -298,35 +298,34 @@ async fn follow_netconfig(
 ) {
     let open = || clients.watch_drift();
     let mut reported = None;
-    let on_message = |message: WatchDriftResponse, instance: &watch::Sender<Instance>| match message
-        .event
-    {
-        Some(DriftEvent::NodeRepaired(repaired)) => report_repair(&status, &mut reported, repaired),
-        Some(event) => on_drift(event, &registry, &conditions, instance),
-        None => {}
-    };
+    let on_message =
+        |message: WatchDriftResponse, instance: &watch::Sender<Instance>| match message.event {
+            Some(DriftEvent::NodeRepaired(repaired)) => {
+                if let Some(report) = report_of(&mut reported, repaired) {
+                    status.node_event(Reason::NodeRepaired, &report);
+                }
+            }
+            Some(event) => on_drift(event, &registry, &conditions, instance),
+            None => {}
+        };
     let known = conditions.clone();
     follow("netconfig", known, instance, open, on_message, || {}).await;
 }
 
-/// Reports a repair unless a new stream repeats it.
-fn report_repair(status: &StatusReporter, last: &mut Option<NodeRepaired>, repaired: NodeRepaired) {
-    if last.as_ref() != Some(&repaired) {
-        status.node_event(Reason::NodeRepaired, &describe_repair(&repaired));
-        *last = Some(repaired);
+/// Returns the report of a repair, but none if a new stream repeats the last repair.
+fn report_of(last: &mut Option<NodeRepaired>, repaired: NodeRepaired) -> Option<String> {
+    if last.as_ref() == Some(&repaired) {
+        return None;
     }
-}
-
-fn describe_repair(repaired: &NodeRepaired) -> String {
     // Seconds suffice to find the cause in the logs of the node.
     let at = repaired.at.map(|at| Timestamp { nanos: 0, ..at });
-    let at = at.map(|at| format!("at {at}, "));
+    let at = at.map(|at| format!("at {at}, ")).unwrap_or_default();
     let differences = repaired.differences.join("; ");
-    format!(
-        "Another program changed what inpod keeps in the node's own network, and inpod repaired, {}these differences: \
-         {differences}",
-        at.unwrap_or_default()
-    )
+    *last = Some(repaired);
+    Some(format!(
+        "Another program changed what inpod keeps in the node's own network, and inpod repaired, {at}these differences: \
+         {differences}"
+    ))
 }
 
 fn on_drift(
@@ -402,5 +401,29 @@ fn on_session(
             }
         }
         SessionEvent::WorkloadState(_) | SessionEvent::StateComplete(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repair_that_a_new_stream_repeats_is_reported_once() {
+        let repaired = |seconds| NodeRepaired {
+            at: Some(Timestamp {
+                seconds,
+                nanos: 500,
+            }),
+            differences: ["a is missing", "b is missing"].map(str::to_owned).into(),
+        };
+        let mut last = None;
+        assert_eq!(
+            report_of(&mut last, repaired(1_764_410_400)).unwrap(),
+            "Another program changed what inpod keeps in the node's own network, and inpod repaired, at \
+             2025-11-29T10:00:00Z, these differences: a is missing; b is missing"
+        );
+        assert_eq!(report_of(&mut last, repaired(1_764_410_400)), None);
+        assert!(report_of(&mut last, repaired(1_764_410_460)).is_some());
     }
 }

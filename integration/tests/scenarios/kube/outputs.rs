@@ -67,10 +67,11 @@ fn all_patches(cluster: &Cluster) -> usize {
 }
 
 fn events(cluster: &Cluster, name: &str, reason: &str) -> Vec<Value> {
-    let path = format!(
-        "/apis/events.k8s.io/v1/namespaces/{}/events",
-        cluster.namespace
-    );
+    events_in(&cluster.namespace, cluster, name, reason)
+}
+
+fn events_in(namespace: &str, cluster: &Cluster, name: &str, reason: &str) -> Vec<Value> {
+    let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
     let all = cluster.server.get(&path).unwrap();
     let says = |event: &Value, at: &str, wanted: &str| {
         event.pointer(at).and_then(Value::as_str) == Some(wanted)

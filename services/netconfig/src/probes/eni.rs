@@ -118,20 +118,14 @@ impl Difference {
     }
 
     pub(super) fn sentences(&self) -> Vec<String> {
+        let missing = self.missing.iter().map(|rule| describe(rule, "is missing"));
         let surplus = self.surplus.iter();
-        let surplus = surplus.map(|rule| format!("{} is left over", describe(rule)));
-        self.lost().into_iter().chain(surplus).collect()
-    }
-
-    pub(super) fn lost(&self) -> Vec<String> {
-        let missing = self.missing.iter();
-        missing
-            .map(|rule| format!("{} is missing", describe(rule)))
-            .collect()
+        let surplus = surplus.map(|rule| describe(rule, "is left over"));
+        missing.chain(surplus).collect()
     }
 }
 
-fn describe(rule: &IpRule) -> String {
+fn describe(rule: &IpRule, state: &str) -> String {
     let IpRule {
         family,
         priority,
@@ -143,24 +137,29 @@ fn describe(rule: &IpRule) -> String {
     let from = arrives_by.iter().map(|veth| format!("iif {veth} "));
     let to = to.iter().map(|address| format!("to {address} "));
     let conditions: String = from.chain(to).collect();
-    format!("the {family} ip rule `pref {priority} {conditions}lookup {table}`")
+    format!("the {family} ip rule `pref {priority} {conditions}lookup {table}` {state}")
 }
 
-fn difference(rules: &[IpRule], branches: &BTreeMap<IpAddr, Branch>) -> Difference {
-    let mut missing = Vec::new();
+/// Returns each rule once, in the order of addition.
+fn wanted(branches: &BTreeMap<IpAddr, Branch>) -> Vec<IpRule> {
+    let mut wanted = Vec::new();
     for rule in branches.iter().flat_map(|(address, it)| it.rules(address)) {
-        if !rules.contains(&rule) && !missing.contains(&rule) {
-            missing.push(rule);
+        if !wanted.contains(&rule) {
+            wanted.push(rule);
         }
     }
-    let wanted: Vec<_> = branches
-        .iter()
-        .flat_map(|(address, it)| it.rules(address))
-        .collect();
-    let own = rules.iter().filter(|rule| is_own(rule));
+    wanted
+}
+
+fn difference(rules: &[IpRule], wanted: &[IpRule]) -> Difference {
+    let missing = wanted.iter().filter(|rule| !rules.contains(rule));
+    let surplus = rules.iter().filter(|rule| is_own(rule));
     Difference {
-        missing,
-        surplus: own.filter(|rule| !wanted.contains(rule)).cloned().collect(),
+        missing: missing.cloned().collect(),
+        surplus: surplus
+            .filter(|rule| !wanted.contains(rule))
+            .cloned()
+            .collect(),
     }
 }
 
@@ -179,7 +178,10 @@ pub(super) struct Eni {
     socket: Socket,
     branches: BTreeMap<IpAddr, Branch>,
     /// The rules of other programs at the last comparison.
-    others: Option<Vec<IpRule>>,
+    others: Vec<IpRule>,
+    /// The rules of inpod that the node has, unless another program has deleted some. `None` before the first change:
+    /// an earlier process wrote the rules for the addresses that are known then.
+    written: Option<Vec<IpRule>>,
 }
 
 impl Eni {
@@ -190,7 +192,8 @@ impl Eni {
             AwsBranchEni::Auto => Ok(Some(Self {
                 socket: Socket::open(SockProtocol::NetlinkRoute)?,
                 branches: BTreeMap::new(),
-                others: None,
+                others: Vec::new(),
+                written: None,
             })),
         }
     }
@@ -207,7 +210,7 @@ impl Eni {
         addresses: impl FnOnce() -> BTreeSet<IpAddr>,
     ) -> Result<Difference, KernelError> {
         let is_enabled = is_enabled();
-        if !is_enabled && self.branches.is_empty() && self.others.is_some() {
+        if !is_enabled && self.branches.is_empty() && self.written.is_some() {
             return Ok(Difference::default());
         }
         let addresses = addresses();
@@ -226,13 +229,13 @@ impl Eni {
                 Some((*address, found?))
             });
         self.branches = branches.collect();
-        let difference = difference(&rules, &self.branches);
-        self.others = Some(others(rules));
+        let difference = difference(&rules, &wanted(&self.branches));
+        self.others = others(rules);
         Ok(difference)
     }
 
-    /// Adds first, then deletes.
-    pub(super) fn change(&mut self, difference: &Difference) -> Result<(), KernelError> {
+    /// Adds first, then deletes. Returns a sentence per rule that another program had deleted.
+    pub(super) fn change(&mut self, difference: &Difference) -> Result<Vec<String>, KernelError> {
         for rule in &difference.missing {
             self.socket.add_rule("add an ip rule for probes", rule)?;
         }
@@ -240,7 +243,10 @@ impl Eni {
             self.socket
                 .delete_rule("delete an ip rule for probes", rule)?;
         }
-        Ok(())
+        let before = self.written.replace(wanted(&self.branches));
+        let was_written = |rule: &&IpRule| before.as_ref().is_none_or(|it| it.contains(rule));
+        let lost = difference.missing.iter().filter(was_written);
+        Ok(lost.map(|rule| describe(rule, "is missing")).collect())
     }
 
     /// Returns whether a rule of inpod is gone, or others' rules have changed since the last comparison.
@@ -249,8 +255,8 @@ impl Eni {
             return Ok(false);
         }
         let rules = self.rules()?;
-        let differs = !difference(&rules, &self.branches).is_empty();
-        Ok(differs || self.others != Some(others(rules)))
+        let differs = !difference(&rules, &wanted(&self.branches)).is_empty();
+        Ok(differs || self.others != others(rules))
     }
 
     fn rules(&mut self) -> Result<Vec<IpRule>, KernelError> {
@@ -373,21 +379,16 @@ mod tests {
             .chain(b.rules(&second))
             .collect();
         let both = [(first, a.clone()), (second, b)].into();
-        assert_eq!(difference(&rules, &both), Difference::default());
+        assert_eq!(difference(&rules, &wanted(&both)), Difference::default());
         // Another address of the first pod still needs the way back.
         let moved = [(ip("10.0.0.9"), a)].into();
-        let found = difference(&rules, &moved);
-        let texts = |rules: &[IpRule]| rules.iter().map(describe).collect::<Vec<_>>();
         assert_eq!(
-            texts(&found.missing),
-            ["the IPv4 ip rule `pref 512 to 10.0.0.9 lookup 101`"]
-        );
-        assert_eq!(
-            texts(&found.surplus),
+            difference(&rules, &wanted(&moved)).sentences(),
             [
-                "the IPv4 ip rule `pref 512 to 10.0.0.5 lookup 101`",
-                "the IPv4 ip rule `pref 512 to 10.0.0.6 lookup 102`",
-                "the IPv4 ip rule `pref 9 iif vlanb lookup 255`",
+                "the IPv4 ip rule `pref 512 to 10.0.0.9 lookup 101` is missing",
+                "the IPv4 ip rule `pref 512 to 10.0.0.5 lookup 101` is left over",
+                "the IPv4 ip rule `pref 512 to 10.0.0.6 lookup 102` is left over",
+                "the IPv4 ip rule `pref 9 iif vlanb lookup 255` is left over",
             ]
         );
     }

@@ -107,49 +107,6 @@ impl Nft {
         }
     }
 
-    fn update_owners_once(
-        &mut self,
-        requester: &str,
-        desired: &[DesiredOwner<'_>],
-    ) -> Result<bool, KernelError> {
-        let generation = self.nftables.generation()?;
-        let mut edits = Vec::new();
-        for (address, wanted) in desired {
-            let set = set_of(Family::of(*address));
-            let found = self.nftables.comment_of(set, *address)?;
-            let action = decide_action(found.as_deref(), *wanted, requester);
-            if matches!(action, Some(Action::Delete | Action::Rename)) {
-                edits.push(Edit::Delete(set, *address));
-            }
-            if let (Some(Action::Add | Action::Rename), Some(owner)) = (action, wanted) {
-                edits.push(Edit::Add(set, *address, owner));
-            }
-        }
-        if edits.is_empty() {
-            return Ok(false);
-        }
-        self.nftables.edit(generation, &edits)?;
-        Ok(true)
-    }
-
-    /// Fails if it reads back something else.
-    fn confirm(
-        &mut self,
-        requester: &str,
-        desired: &[DesiredOwner<'_>],
-    ) -> Result<(), ProbeSetError> {
-        let mut left = Vec::new();
-        for (address, wanted) in desired {
-            let found = self
-                .nftables
-                .comment_of(set_of(Family::of(*address)), *address)?;
-            if decide_action(found.as_deref(), *wanted, requester).is_some() {
-                left.push(describe_element(*address, found.as_deref()));
-            }
-        }
-        require_none(left, ProbeSetError::Differs)
-    }
-
     /// Writes everything. Elements and rules that stay are never absent.
     pub(super) fn write(&mut self, elements: &Elements) -> Result<(), ProbeSetError> {
         let sets = SETS.map(|set| {
@@ -202,51 +159,60 @@ impl Nft {
         Ok(cleared)
     }
 
-    /// Adds elements believed to be new, without a read and a generation: the kernel refuses existing ones, in
-    /// milliseconds. Returns `None`, and adds nothing, if one exists.
-    pub(super) fn add(
-        &mut self,
-        requester: &str,
-        addresses: &[IpAddr],
-    ) -> Result<Option<UpdateOutcome>, ProbeSetError> {
-        const ANY: u32 = 0;
-        let edit = |address: &IpAddr| Edit::Add(set_of(Family::of(*address)), *address, requester);
-        let edits: Vec<_> = addresses.iter().map(edit).collect();
-        match self.nftables.edit(ANY, &edits) {
-            Err(error) if error.is(nix::Error::EEXIST) || error.is_race() => Ok(None),
-            Err(error) if error.is(nix::Error::ENOENT) => Ok(Some(UpdateOutcome::SetMissing)),
-            Err(error) => Err(error.into()),
-            Ok(()) => {
-                let entry = |address: &IpAddr| (*address, Some(requester));
-                self.confirm(requester, &addresses.iter().map(entry).collect::<Vec<_>>())?;
-                Ok(Some(UpdateOutcome::Done { changed: true }))
-            }
-        }
-    }
-
-    pub(super) fn update_owners(
+    /// Makes elements name their owners. Tries to add new ones first without a read: the kernel finds an existing one
+    /// in milliseconds, and then adds none.
+    pub(super) fn update(
         &mut self,
         requester: &str,
         desired: &[DesiredOwner<'_>],
-    ) -> Result<UpdateOutcome, ProbeSetError> {
-        match retry_on_race(|| self.update_owners_once(requester, desired)) {
+        are_new: bool,
+    ) -> Result<UpdateOutcome, KernelError> {
+        let added = are_new.then(|| self.add(desired)).transpose();
+        let result = match added {
+            Ok(Some(())) => Ok(true),
+            Err(error) if !error.is(nix::Error::EEXIST) && !error.is_race() => Err(error),
+            Ok(None) | Err(_) => retry_on_race(|| self.update_once(requester, desired)),
+        };
+        match result {
+            Ok(changed) => Ok(UpdateOutcome::Done { changed }),
             // Missing elements are not deleted, so it must be the table.
             Err(error) if error.is(nix::Error::ENOENT) => Ok(UpdateOutcome::SetMissing),
-            Err(error) => Err(error.into()),
-            Ok(changed) => {
-                if changed {
-                    self.confirm(requester, desired)?;
-                }
-                Ok(UpdateOutcome::Done { changed })
-            }
+            Err(error) => Err(error),
         }
     }
-}
 
-fn describe_element(address: IpAddr, found: Option<&str>) -> String {
-    match found {
-        None => format!("{address} is missing"),
-        Some(owner) => format!("{address} belongs to {owner}"),
+    fn add(&mut self, desired: &[DesiredOwner<'_>]) -> Result<(), KernelError> {
+        const ANY_GENERATION: u32 = 0;
+        let edits = desired.iter().filter_map(|(address, owner)| {
+            Some(Edit::Add(set_of(Family::of(*address)), *address, (*owner)?))
+        });
+        self.nftables
+            .edit(ANY_GENERATION, &edits.collect::<Vec<_>>())
+    }
+
+    fn update_once(
+        &mut self,
+        requester: &str,
+        desired: &[DesiredOwner<'_>],
+    ) -> Result<bool, KernelError> {
+        let generation = self.nftables.generation()?;
+        let mut edits = Vec::new();
+        for (address, wanted) in desired {
+            let set = set_of(Family::of(*address));
+            let found = self.nftables.comment_of(set, *address)?;
+            let action = decide_action(found.as_deref(), *wanted, requester);
+            if matches!(action, Some(Action::Delete | Action::Rename)) {
+                edits.push(Edit::Delete(set, *address));
+            }
+            if let (Some(Action::Add | Action::Rename), Some(owner)) = (action, wanted) {
+                edits.push(Edit::Add(set, *address, owner));
+            }
+        }
+        if edits.is_empty() {
+            return Ok(false);
+        }
+        self.nftables.edit(generation, &edits)?;
+        Ok(true)
     }
 }
 

@@ -25,14 +25,8 @@ impl Differences {
     }
 
     pub(super) fn sentences(&self) -> Vec<String> {
-        let mut sentences = self.set.clone();
-        sentences.extend(self.routing.sentences());
-        sentences
-    }
-
-    /// Returns a sentence per missing ip rule, which no upgrade of inpod explains.
-    pub(super) fn lost_rules(&self) -> Vec<String> {
-        self.routing.lost()
+        let routing = self.routing.sentences();
+        self.set.iter().cloned().chain(routing).collect()
     }
 }
 
@@ -43,6 +37,8 @@ pub(super) struct State {
     /// The kernel has elements or a rule of ours, or should.
     in_use: bool,
     eni: Option<Eni>,
+    /// A sentence per repaired change by another program, until it is taken.
+    pub(super) lost: Vec<String>,
 }
 
 impl State {
@@ -61,6 +57,7 @@ impl State {
             owners,
             in_use: false,
             eni,
+            lost: Vec::new(),
         }
     }
 
@@ -70,33 +67,24 @@ impl State {
         owner: &str,
         addresses: &BTreeSet<IpAddr>,
     ) -> Result<bool, ProbeSetError> {
-        let owned = |address| self.owners.owner_of(address).is_some();
-        let is_new = !addresses.iter().copied().any(owned);
+        let is_free = |address: &IpAddr| self.owners.owner_of(*address).is_none();
+        let are_free = addresses.iter().all(is_free);
         let affected = self.owners.set(owner, addresses);
         if affected.is_empty() {
             return Ok(false);
         }
-        let is_new = is_new && affected.len() == addresses.len();
-        let affected: Vec<_> = affected.into_iter().collect();
-        let desired = affected
-            .iter()
-            .map(|address| (*address, self.owners.owner_of(*address)));
-        let desired: Vec<_> = desired.collect();
+        let are_new = are_free && affected.len() == addresses.len();
+        let desired = affected.iter();
+        let desired: Vec<_> = desired
+            .map(|address| (*address, self.owners.owner_of(*address)))
+            .collect();
         let is_wanted = desired.iter().any(|(_, wanted)| wanted.is_some());
-        let added = if is_new {
-            let addresses: Vec<_> = desired.iter().map(|(address, _)| *address).collect();
-            self.nft.add(owner, &addresses)?
-        } else {
-            None
-        };
-        let outcome = match added {
-            Some(outcome) => outcome,
-            None => self.nft.update_owners(owner, &desired)?,
-        };
-        let changed = match outcome {
+        let changed = match self.nft.update(owner, &desired, are_new)? {
             UpdateOutcome::Done { changed } => changed,
             UpdateOutcome::SetMissing if is_wanted => {
+                let was_there = self.in_use;
                 self.write()?;
+                self.lost.extend(was_there.then(missing_set));
                 true
             }
             UpdateOutcome::SetMissing => false,
@@ -116,8 +104,11 @@ impl State {
     }
 
     fn route(&mut self, difference: &Difference) -> Result<(), ProbeSetError> {
-        let changed = self.eni.as_mut().map(|eni| eni.change(difference));
-        changed.unwrap_or(Ok(())).map_err(ProbeSetError::BranchEni)
+        if let Some(eni) = &mut self.eni {
+            let lost = eni.change(difference).map_err(ProbeSetError::BranchEni)?;
+            self.lost.extend(lost);
+        }
+        Ok(())
     }
 
     fn write(&mut self) -> Result<(), ProbeSetError> {
@@ -126,12 +117,20 @@ impl State {
         Ok(())
     }
 
-    /// Writes again what differs.
-    pub(super) fn mend(&mut self, differences: &Differences) -> Result<(), ProbeSetError> {
-        if !differences.set.is_empty() {
+    /// Writes again what differs. An upgrade explains a set that an earlier process wrote differently.
+    pub(super) fn mend(
+        &mut self,
+        differences: Differences,
+        is_upgrade: bool,
+    ) -> Result<(), ProbeSetError> {
+        let Differences { set, routing } = differences;
+        if !set.is_empty() {
             self.write()?;
         }
-        self.route(&differences.routing)
+        if !is_upgrade {
+            self.lost.extend(set);
+        }
+        self.route(&routing)
     }
 
     pub(super) fn clear(&mut self) -> Result<bool, ProbeSetError> {
@@ -163,8 +162,7 @@ impl State {
     fn read_set(&mut self) -> Result<Vec<String>, ProbeSetError> {
         let Some(found) = self.nft.read()? else {
             let is_needed = self.in_use || self.owners.count() > 0;
-            let missing = is_needed.then(|| "the whole set is missing".to_owned());
-            return Ok(missing.into_iter().collect());
+            return Ok(is_needed.then(missing_set).into_iter().collect());
         };
         self.owners.adopt(&found.elements);
         self.in_use = true;
@@ -180,4 +178,8 @@ impl State {
         }
         Ok(differences)
     }
+}
+
+fn missing_set() -> String {
+    "the whole set is missing".to_owned()
 }

@@ -23,7 +23,7 @@ pub(crate) const PATCHES: Metric = Metric {
 pub(crate) const EVENTS: Metric = Metric {
     name: "events",
     labels: "result",
-    help: "Events about pods, by result; dropped means that a rate limit was reached",
+    help: "Events about pods and the node, by result; dropped means that a rate limit was reached",
 };
 
 pub(crate) const UNMET: Metric = Metric {

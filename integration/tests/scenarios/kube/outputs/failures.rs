@@ -1,12 +1,12 @@
 //! Reports of failures, and failures of reports.
 
 use crate::common::cluster::Cluster;
-use anyhow::ensure;
-use integration::{Act, Call, Spec, TIMEOUT, Verb, eventually};
+use anyhow::{Context as _, ensure};
+use integration::{Act, Call, Spec, TIMEOUT, Verb, eventually, run};
 use serde_json::json;
 
 use crate::kube::outputs::{
-    ANNOTATION, NOTHING, annotation, counted, events, refusing_ztunnel, set_status,
+    ANNOTATION, NOTHING, annotation, counted, events, events_in, refusing_ztunnel, set_status,
     until_annotated_as, until_condition, until_event,
 };
 
@@ -39,6 +39,30 @@ fn an_add_while_the_api_server_is_away_succeeds_and_its_late_annotation_is_told_
     assert_eq!(event["type"], "Warning");
     let count = events(&cluster, "web", "AnnotationLate").len();
     assert_eq!((count, event.get("series")), (1, None));
+}
+
+#[test]
+fn a_repair_of_the_nodes_own_network_is_an_event_of_the_node() {
+    let cluster = Cluster::shared();
+    cluster.pod("web", Some("ambient"));
+    let in_set = || {
+        nft(
+            &cluster,
+            &["list", "set", "inet", "inpod-host", "probes-v4"],
+        )
+    };
+    let before = in_set().unwrap();
+    assert!(before.contains("elements"), "{before}");
+    nft(&cluster, &["flush", "ruleset"]).unwrap();
+    let event = eventually("the Event is there", TIMEOUT, || {
+        let found = events_in("default", &cluster, cluster.node.name(), "NodeRepaired");
+        found.into_iter().next().context("no Event")
+    })
+    .unwrap();
+    assert_eq!(in_set().unwrap(), before);
+    assert_eq!(event["regarding"]["kind"], "Node");
+    let note = event["note"].as_str().unwrap();
+    assert!(note.contains(": the whole set is missing. "), "{note}");
 }
 
 #[test]
@@ -196,4 +220,10 @@ fn a_pod_and_its_namespace_that_go_while_their_patch_fails_are_not_asked_for_any
         anyhow::Ok(())
     })
     .unwrap();
+}
+
+/// Runs nft in the node's netns.
+fn nft(cluster: &Cluster, arguments: &[&str]) -> anyhow::Result<String> {
+    let net = format!("--net={}", cluster.node.netns().path().display());
+    run("nsenter", &[&[net.as_str(), "nft"], arguments].concat())
 }

@@ -146,6 +146,37 @@ fn rules_that_others_deleted_come_back() {
 }
 
 #[test]
+fn rules_that_a_pod_needs_only_later_are_written_and_are_no_loss() {
+    let node = node();
+    node.command("sysctl", &["-qw", "net.ipv4.tcp_early_demux=1"]);
+    let host = start(&node);
+    host.set_addresses("c1", &["10.0.0.5"]);
+    let _guard = host.start_reconciler(Duration::ZERO);
+    node.command("sysctl", &["-qw", "net.ipv4.tcp_early_demux=0"]);
+    let are_there = || ours(&node, "-4") == [BACK, THERE];
+    within(TIMEOUT, "the rules of inpod", are_there);
+    assert_eq!(host.host.restores().get(), 0);
+    node.ip("rule del pref 9");
+    within(TIMEOUT, "a repair", || host.host.restores().get() == 1);
+    assert!(are_there());
+}
+
+#[test]
+fn a_loss_that_is_repaired_for_another_pod_is_counted() {
+    let node = node();
+    let host = start(&node);
+    host.set_addresses("c1", &["10.0.0.5"]);
+    node.ip("rule del pref 9");
+    host.set_addresses("c2", &["10.0.0.7"]);
+    assert_eq!(ours(&node, "-4"), [BACK, THERE]);
+    assert_eq!(host.host.restores().get(), 1);
+    node.nft("flush ruleset");
+    host.set_addresses("c3", &["10.0.0.8"]);
+    assert!(node.nft("list ruleset").contains("10.0.0.5"));
+    assert_eq!(host.host.restores().get(), 2);
+}
+
+#[test]
 fn a_restart_writes_rules_that_were_deleted_meanwhile() {
     let node = node();
     start(&node).set_addresses("c1", &["10.0.0.5"]);

@@ -47,9 +47,9 @@ fn is_repaired(damage: &'static str, read_interval: Duration) {
     node.command("nft", &words);
     within(LIMIT, damage, || is_whole(&node, &wanted));
     within(LIMIT, damage, || {
-        host.host.restores() > 0 && host.is_ok("probe-set")
+        host.host.restores().get() > 0 && host.is_ok("probe-set")
     });
-    assert_eq!(host.host.restores(), 1, "{damage}");
+    assert_eq!(host.host.restores().get(), 1, "{damage}");
 }
 
 #[test]
@@ -141,9 +141,9 @@ fn what_does_not_concern_it_is_not_written_for() {
     assert_eq!(handles(), before);
     // What comes last concerns it: all before that was judged.
     node.nft("flush ruleset");
-    within(LIMIT, "it is repaired", || host.host.restores() > 0);
+    within(LIMIT, "it is repaired", || host.host.restores().get() > 0);
     within(LIMIT, "it is well", || host.is_ok("probe-set"));
-    assert_eq!(host.host.restores(), 1);
+    assert_eq!(host.host.restores().get(), 1);
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn a_tool_that_does_not_stop_is_told_of_and_not_fought_without_end() {
         }
         !host.is_ok("probe-set")
     });
-    let restores = host.host.restores();
+    let restores = host.host.restores().get();
     assert!(restores <= 6, "{restores}");
     assert!(flushes >= restores, "{flushes}");
     let reported = host.readiness.all()["probe-set"].message.clone();

@@ -57,7 +57,7 @@ fn an_element_bears_the_sandboxs_name_and_naming_it_again_writes_nothing() {
     assert_eq!(shown(&node), wanted);
     assert!(!host.set_addresses("c1", &POD));
     assert_eq!(shown(&node), wanted);
-    assert_eq!(host.host.elements(), 2);
+    assert_eq!(host.host.elements().get(), 2);
 }
 
 #[test]
@@ -125,7 +125,10 @@ fn a_restart_reads_what_is_there_and_empties_nothing() {
     let before = node.command("nft", &["-s", "list", "ruleset"]);
     let host = start(&node);
     assert_eq!(node.command("nft", &["-s", "list", "ruleset"]), before);
-    assert_eq!((host.host.elements(), host.host.restores()), (2, 0));
+    assert_eq!(
+        (host.host.elements().get(), host.host.restores().get()),
+        (2, 0)
+    );
     assert!(!host.set_addresses("c1", &POD));
     host.release("c1");
     assert_eq!(shown(&node), []);
@@ -162,7 +165,7 @@ fn what_nft_lists_of_the_table_can_be_loaded_again() {
     assert_eq!(node.command("nft", &["-s", "list", "ruleset"]), listed);
     let host = start(&node);
     assert!(host.is_ok("probe-set"));
-    assert_eq!(host.host.restores(), 0);
+    assert_eq!(host.host.restores().get(), 0);
 }
 
 #[test]
