@@ -10,7 +10,10 @@ use inpod_service::Readiness;
 use inpod_types::{Failure, PodRef, Reason};
 use kube::Client;
 use tokio::{
-    sync::{broadcast, watch},
+    sync::{
+        broadcast::{self, error::TryRecvError},
+        watch,
+    },
     task::{JoinError, JoinSet},
     time::{Instant, sleep_until},
 };
@@ -85,7 +88,10 @@ impl Controller {
             let wakeup = self.shared.status.queue().next_wakeup(now);
             tokio::select! {
                 changed = pod_changes.recv() => match changed {
-                    Ok(key) => self.observe(&key),
+                    Ok(key) => {
+                        self.observe(&key);
+                        self.observe_arrived(&mut pod_changes, &before);
+                    }
                     Err(broadcast::error::RecvError::Lagged(_)) => self.observe_all(&before),
                     Err(broadcast::error::RecvError::Closed) => return,
                 },
@@ -105,6 +111,21 @@ impl Controller {
         }
     }
 
+    /// Observes the changes that have arrived, because the steps after a change pass over all entries of the queue.
+    fn observe_arrived(
+        &mut self,
+        pod_changes: &mut broadcast::Receiver<Arc<PodKey>>,
+        inventory: &Inventory,
+    ) {
+        loop {
+            match pod_changes.try_recv() {
+                Ok(key) => self.observe(&key),
+                Err(TryRecvError::Lagged(_)) => self.observe_all(inventory),
+                Err(TryRecvError::Empty | TryRecvError::Closed) => return,
+            }
+        }
+    }
+
     fn observe_all(&mut self, inventory: &Inventory) {
         inventory.pods.keys().for_each(|key| self.observe(key));
     }
@@ -118,9 +139,10 @@ impl Controller {
             let has_name = pod.namespace == key.0 && pod.name == key.1;
             !has_name || shown.is_some_and(|shown| shown.pod == *pod)
         };
-        queue.retain(is_known);
         self.failures.retain(|pod, _| is_known(pod));
-        let Some(pod) = shown else { return };
+        let Some(pod) = shown else {
+            return queue.forget(key);
+        };
         let view = self.registry.view(key).unwrap_or_default();
         let adopted = *self.adoption_done.borrow();
         let decision = self.shared.decide(pod);

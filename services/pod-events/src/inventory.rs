@@ -49,10 +49,13 @@ impl Inventory {
 
     /// Returns the pods to evaluate again after a change, including removed pods.
     pub fn affected_since(&self, before: &Self) -> BTreeSet<PodKey> {
-        let changes = self.changes_since(before);
-        let affected = self.pods.keys().filter(|key| changes.affects(key));
-        let affected: BTreeSet<_> = affected.cloned().collect();
-        &affected | &changes.pods
+        let mut changes = self.changes_since(before);
+        if !changes.are_of_pods_only() {
+            let affected = self.pods.keys().filter(|key| changes.affects(key));
+            let affected: Vec<_> = affected.cloned().collect();
+            changes.pods.extend(affected);
+        }
+        changes.pods
     }
 
     pub fn changes_since(&self, before: &Self) -> Changes {
@@ -75,6 +78,19 @@ pub struct Changes {
 }
 
 impl Changes {
+    /// Returns a change that affects every pod.
+    pub fn to_everything() -> Self {
+        Self {
+            completeness: true,
+            ..Self::default()
+        }
+    }
+
+    /// Returns whether nothing but the changed pods has to be evaluated again.
+    pub fn are_of_pods_only(&self) -> bool {
+        self.namespaces.is_empty() && !self.completeness
+    }
+
     /// Returns whether a pod has to be evaluated again.
     pub fn affects(&self, key: &PodKey) -> bool {
         self.completeness || self.namespaces.contains(&key.0) || self.pods.contains(key)

@@ -202,8 +202,7 @@ async fn follow_source(mut changes: watch::Receiver<Arc<Inventory>>, registry: R
     while changes.changed().await.is_ok() {
         let now = Arc::clone(&changes.borrow_and_update());
         let changes = now.changes_since(&before);
-        registry.wake(|key| changes.affects(key));
-        registry.discover(|key| changes.affects(key));
+        registry.evaluate(&changes);
         before = now;
     }
 }

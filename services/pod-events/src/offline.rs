@@ -20,7 +20,7 @@ use inpod_service::{Readiness, UninstallMode};
 use inpod_types::NamespaceName;
 use tokio::{
     sync::watch,
-    time::{MissedTickBehavior, interval},
+    time::{MissedTickBehavior, interval, sleep},
 };
 
 use crate::{
@@ -34,6 +34,9 @@ use spool::{Event, EventHandler};
 
 /// The interval of scans: a plugin whose call failed midway spools even while pod-events runs.
 const SCAN_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The delay after a change, so that many changes in a row, such as a label on every namespace, write few lists.
+const CHANGE_PAUSE: Duration = Duration::from_millis(100);
 
 const CONDITION: &str = "plugin-state";
 
@@ -90,7 +93,11 @@ impl PluginState {
         loop {
             let is_due = tokio::select! {
                 _ = ticks.tick() => true,
-                Ok(()) = changes.changed() => false,
+                Ok(()) = changes.changed() => {
+                    sleep(CHANGE_PAUSE).await;
+                    changes.mark_unchanged();
+                    false
+                }
             };
             self.sync(is_due).await;
         }
@@ -136,7 +143,7 @@ impl PluginState {
         let result = spool::replay(&directory, &self.boot_id, &mut replay).await;
         self.needs_retry = replay.needs_retry;
         let touched = replay.touched;
-        self.registry.wake(|key| touched.contains(key));
+        self.registry.wake(&touched);
         result
     }
 

@@ -27,6 +27,7 @@ use tonic::Streaming;
 use crate::{
     adoption::Adoption,
     clients::{Clients, Instance},
+    inventory::Changes,
     source::Health,
     status::StatusReporter,
     tasks::{Registry, Synced},
@@ -145,8 +146,7 @@ impl Sync {
             known.netconfig = netconfig;
             // Pods with a sidecar need no service but netconfig.
             self.publish(known.clone());
-            self.registry.wake(|_| true);
-            self.registry.discover(|_| true);
+            self.registry.evaluate(&Changes::to_everything());
         }
         let is_new = known.broker != broker;
         // The source was listed only after the broker was synchronized, so pods of the source were missing from the
@@ -166,8 +166,7 @@ impl Sync {
             }
         }
         self.publish(known);
-        self.registry.wake(|_| true);
-        self.registry.discover(|_| true);
+        self.registry.evaluate(&Changes::to_everything());
         Ok(())
     }
 

@@ -17,6 +17,7 @@ use tokio::{
 use crate::{
     SERVICE,
     clients::deadline_in,
+    inventory::Changes,
     tasks::{Registry, Shared},
 };
 
@@ -63,8 +64,7 @@ impl Uninstaller {
             if result.is_err() {
                 return;
             }
-            self.registry.wake(|_| true);
-            self.registry.discover(|_| true);
+            self.registry.evaluate(&Changes::to_everything());
         }
     }
 

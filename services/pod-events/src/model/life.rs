@@ -52,6 +52,7 @@ use crate::{
     clients::Clients,
     config::Config,
     follow_source,
+    inventory::Changes,
     leave_mode::LeaveMode,
     metrics::Metrics,
     server::Server,
@@ -315,8 +316,7 @@ impl Run {
 
     /// Reacts to a changed leave mode as the uninstaller does.
     fn change_leave_mode(&self) {
-        self.registry.wake(|_| true);
-        self.registry.discover(|_| true);
+        self.registry.evaluate(&Changes::to_everything());
     }
 
     fn state(&self, index: usize) -> &'static str {
@@ -534,7 +534,8 @@ impl Run {
                         .await
                 }
             };
-            self.registry.wake(|_| true);
+            self.registry
+                .wake(&self.registry.keys().into_iter().collect());
             if !matches!(outcome, ReplayOutcome::Retry(_)) {
                 return;
             }

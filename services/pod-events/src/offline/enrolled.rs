@@ -1,20 +1,28 @@
 //! The namespaces with pods in the mesh, for the plugin while pod-events is unavailable.
 
-use std::{collections::BTreeSet, io, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::Path,
+};
 
 use inpod_cni::enrolled::EnrolledNamespaces;
-use inpod_types::{Enrollment, NamespaceName, keys};
+use inpod_types::{Enrollment, NamespaceName, PodName, keys};
 
 use crate::{
     decide::{ClassPattern, Demand, Policy, Selectors, decide_from},
     inventory::Inventory,
-    pod::Pod,
+    pod::{Pod, PodKey},
     redirection::Permissions,
 };
 
+/// The number of namespaces that a message names.
+const MAX_LOGGED_NAMES: usize = 8;
+
 /// Tracks the namespaces whose pods must not be admitted unenrolled: namespaces whose labels a selector matches, and
 /// namespaces with a pod that is or should be in the mesh, by ztunnel or sidecar. A namespace's annotation
-/// `inpod.io/on-unknown` overrides the tracking, and the label `inpod.io/require` overrides the annotation. Only the affected namespaces and their pods are evaluated.
+/// `inpod.io/on-unknown` overrides the tracking, and the label `inpod.io/require` overrides the annotation. Only the
+/// affected namespaces and pods are evaluated.
 #[derive(Debug)]
 pub(super) struct EnrolledTracker {
     selectors: Selectors,
@@ -23,8 +31,8 @@ pub(super) struct EnrolledTracker {
     sidecars: bool,
     /// The inventory that the other fields reflect.
     inventory: Inventory,
-    /// The namespaces with a pod that is to be in the mesh.
-    joining: BTreeSet<NamespaceName>,
+    /// The pods that are to be in the mesh, by namespace.
+    joining: BTreeMap<NamespaceName, BTreeSet<PodName>>,
     /// The namespaces with a pod in the mesh.
     held: BTreeSet<NamespaceName>,
     wanted: BTreeSet<NamespaceName>,
@@ -38,7 +46,7 @@ impl EnrolledTracker {
             sandboxed: policy.sandboxed.to_owned(),
             sidecars: policy.sidecars,
             inventory: Inventory::default(),
-            joining: BTreeSet::new(),
+            joining: BTreeMap::new(),
             held: BTreeSet::new(),
             wanted: BTreeSet::new(),
         }
@@ -55,17 +63,31 @@ impl EnrolledTracker {
     /// Processes changes of the inventory and of the namespaces with a pod in the mesh.
     pub(super) fn update(&mut self, now: &Inventory, held: BTreeSet<NamespaceName>) {
         let changes = now.changes_since(&self.inventory);
-        let changed_pods = changes.pods.into_iter().map(|(namespace, _)| namespace);
+        let pods = now.affected_since(&self.inventory);
         let mut affected = &changes.namespaces | &(&held ^ &self.held);
-        affected.extend(changed_pods);
+        affected.extend(pods.iter().map(|(namespace, _)| namespace.clone()));
         (self.inventory, self.held) = (now.clone(), held);
-        self.joining
-            .retain(|namespace| !affected.contains(namespace));
-        self.joining.extend(self.joining_among(&affected));
-        self.wanted
-            .retain(|namespace| !affected.contains(namespace));
-        affected.retain(|namespace| self.is_wanted(namespace));
-        self.wanted.append(&mut affected);
+        pods.iter().for_each(|key| self.decide_joining(key));
+        for name in affected {
+            if self.is_wanted(&name) {
+                self.wanted.insert(name);
+            } else {
+                self.wanted.remove(&name);
+            }
+        }
+    }
+
+    fn decide_joining(&mut self, (namespace, name): &PodKey) {
+        let pod = self.inventory.pods.get(&(namespace.clone(), name.clone()));
+        if pod.is_some_and(|pod| self.is_joining(pod)) {
+            let of_namespace = self.joining.entry(namespace.clone()).or_default();
+            of_namespace.insert(name.clone());
+        } else if let Some(of_namespace) = self.joining.get_mut(namespace) {
+            of_namespace.remove(name);
+            if of_namespace.is_empty() {
+                self.joining.remove(namespace);
+            }
+        }
     }
 
     fn is_wanted(&self, name: &NamespaceName) -> bool {
@@ -80,11 +102,10 @@ impl EnrolledTracker {
         let waits_when_unknown =
             (is_selected || has_policy(keys::ON_UNKNOWN_CLOSED)) && !self.excluded.contains(name);
         !has_policy(keys::ON_UNKNOWN_OPEN)
-            && (waits_when_unknown || self.held.contains(name) || self.joining.contains(name))
+            && (waits_when_unknown || self.held.contains(name) || self.joining.contains_key(name))
     }
 
-    /// Returns the namespaces with a pod that is to be in the mesh, among the given namespaces.
-    fn joining_among(&self, namespaces: &BTreeSet<NamespaceName>) -> BTreeSet<NamespaceName> {
+    fn is_joining(&self, pod: &Pod) -> bool {
         let policy = Policy {
             selectors: &self.selectors,
             excluded: &self.excluded,
@@ -94,16 +115,8 @@ impl EnrolledTracker {
             sidecars: self.sidecars,
             is_uninstalling: false,
         };
-        let is_joining = |pod: &Pod| {
-            let decided = decide_from(&self.inventory, pod, &policy).enrollment;
-            matches!(decided, Enrollment::Ambient | Enrollment::Sidecar)
-        };
-        let pods = self.inventory.pods.iter();
-        let pods = pods.filter(|((namespace, _), _)| namespaces.contains(namespace));
-        let joining = pods.filter(|(_, pod)| is_joining(pod));
-        joining
-            .map(|((namespace, _), _)| namespace.clone())
-            .collect()
+        let decided = decide_from(&self.inventory, pod, &policy).enrollment;
+        matches!(decided, Enrollment::Ambient | Enrollment::Sidecar)
     }
 }
 
@@ -137,12 +150,24 @@ fn write_if_changed(
         return Ok(());
     }
     wanted_list.write(state_dir)?;
-    let names: Vec<_> = wanted.iter().map(NamespaceName::as_str).collect();
+    let known = current.map(EnrolledNamespaces::names).unwrap_or_default();
     tracing::info!(
-        namespaces = names.join(","),
+        count = wanted.len(),
+        added = describe_names(wanted.difference(&known)),
+        removed = describe_names(known.difference(wanted)),
         "Wrote the list of namespaces with pods in the mesh"
     );
     Ok(())
+}
+
+/// Joins the first names, and counts the rest.
+fn describe_names<'a>(names: impl Iterator<Item = &'a NamespaceName>) -> String {
+    let names: Vec<_> = names.map(NamespaceName::as_str).collect();
+    let (named, others) = names.split_at(MAX_LOGGED_NAMES.min(names.len()));
+    match others.len() {
+        0 => named.join(","),
+        count => format!("{} and {count} more", named.join(",")),
+    }
 }
 
 #[cfg(test)]

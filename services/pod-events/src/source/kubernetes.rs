@@ -15,6 +15,7 @@ mod store;
 
 use std::{
     collections::BTreeSet,
+    hash::Hash,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -118,7 +119,7 @@ fn apply_update<O, K, V>(
     update: Update<O>,
     observe: impl Fn(O) -> Observed<K, V>,
 ) where
-    K: Ord + Clone,
+    K: Ord + Hash + Clone,
     V: Clone + PartialEq,
 {
     match update {

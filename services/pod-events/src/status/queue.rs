@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use inpod_types::{PodRef, SandboxRef};
+use inpod_types::{PodRef, PodUid, SandboxRef};
 use tokio::time::Instant;
 
 use super::{
@@ -11,7 +11,7 @@ use super::{
     condition::DesiredCondition,
     patch::{DesiredStatus, PatchRequest},
 };
-use crate::pod::{Pod, ShownCondition};
+use crate::pod::{Pod, PodKey, ShownCondition};
 
 const MAX_IN_FLIGHT: usize = 8;
 
@@ -29,9 +29,10 @@ pub(crate) const ANNOTATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// restarted API server refuses allowed changes for a shorter time, until RBAC is loaded.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(60);
 
-/// Pods in sync have no entry, so the work per change does not grow with the number of pods.
+/// Pods in sync have no entry, so the work per change does not grow with the number of pods. A pod's successor of the
+/// same name replaces the entry.
 #[derive(Debug, Default)]
-pub(crate) struct PatchQueue(BTreeMap<PodRef, Entry>);
+pub(crate) struct PatchQueue(BTreeMap<PodKey, (PodUid, Entry)>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PatchOutcome {
@@ -234,27 +235,51 @@ impl PatchQueue {
         serving_sandbox: Option<&SandboxRef>,
         now: Instant,
     ) {
-        let entry = self.0.entry(pod.pod.clone()).or_default();
+        let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
+        let known = self.0.remove(&key);
+        let known = known.filter(|(uid, _)| *uid == pod.pod.uid);
+        let mut entry = known.map(|(_, entry)| entry).unwrap_or_default();
         entry.observe(Shown::of(pod), desired, now);
         entry.track_unannotated(serving_sandbox, now);
-        if entry.is_idle(now) {
-            self.0.remove(&pod.pod);
+        if !entry.is_idle(now) {
+            self.0.insert(key, (pod.pod.uid.clone(), entry));
         }
     }
 
-    pub(crate) fn retain(&mut self, is_known: impl Fn(&PodRef) -> bool) {
-        self.0.retain(|pod, _| is_known(pod));
+    /// Removes a pod that no longer exists.
+    pub(crate) fn forget(&mut self, key: &PodKey) {
+        self.0.remove(key);
+    }
+
+    fn get(&self, pod: &PodRef) -> Option<&Entry> {
+        let (uid, entry) = self.0.get(&(pod.namespace.clone(), pod.name.clone()))?;
+        (*uid == pod.uid).then_some(entry)
+    }
+
+    fn get_mut(&mut self, pod: &PodRef) -> Option<&mut Entry> {
+        let key = (pod.namespace.clone(), pod.name.clone());
+        let (uid, entry) = self.0.get_mut(&key)?;
+        (*uid == pod.uid).then_some(entry)
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.0.values().map(|(_, entry)| entry)
     }
 
     /// Takes the patch of the pod that has been out of sync the longest. Returns `None` while too many patches are in
     /// flight.
     pub(crate) fn next(&mut self, now: Instant) -> Option<PatchRequest> {
-        let in_flight = self.0.values().filter(|entry| entry.in_flight).count();
-        let due = self.0.iter_mut().filter(|(_, entry)| entry.is_due(now));
-        let oldest = due.min_by_key(|(_, entry)| entry.since);
-        let (pod, entry) = oldest.filter(|_| in_flight < MAX_IN_FLIGHT)?;
+        let in_flight = self.entries().filter(|entry| entry.in_flight).count();
+        if in_flight >= MAX_IN_FLIGHT {
+            return None;
+        }
+        let due = self
+            .0
+            .iter_mut()
+            .filter(|(_, (_, entry))| entry.is_due(now));
+        let (key, (uid, entry)) = due.min_by_key(|(_, (_, entry))| entry.since)?;
         let request = PatchRequest {
-            pod: pod.clone(),
+            pod: pod_of(key, uid),
             status: entry.next_patch(now),
             condition_before: entry.known_condition(now).cloned(),
         };
@@ -269,7 +294,7 @@ impl PatchQueue {
         outcome: PatchOutcome,
         now: Instant,
     ) -> Option<Duration> {
-        let entry = self.0.get_mut(&request.pod)?;
+        let entry = self.get_mut(&request.pod)?;
         entry.in_flight = false;
         let refused_since = entry.refused_since.take();
         match outcome {
@@ -310,7 +335,7 @@ impl PatchQueue {
     /// Returns when the queue next needs attention even if nothing changes. A patch that is due already waits for the
     /// completion of another patch.
     pub(crate) fn next_wakeup(&self, now: Instant) -> Option<Instant> {
-        let times = self.0.values().flat_map(|entry| {
+        let times = self.entries().flat_map(|entry| {
             let accepted_until = entry.accepted.as_ref().map(|(_, until)| *until);
             [entry.retry_at, accepted_until, entry.event_due_at()]
         });
@@ -320,10 +345,10 @@ impl PatchQueue {
     /// Returns the pods to report as unannotated, once per sandbox.
     pub(crate) fn take_late(&mut self, now: Instant) -> Vec<PodRef> {
         let mut late = Vec::new();
-        for (pod, entry) in &mut self.0 {
+        for (key, (uid, entry)) in &mut self.0 {
             if entry.event_due_at().is_some_and(|at| at <= now) {
                 entry.reported = entry.unannotated.take().map(|(sandbox, _)| sandbox);
-                late.push(pod.clone());
+                late.push(pod_of(key, uid));
             }
         }
         late
@@ -331,19 +356,20 @@ impl PatchQueue {
 
     /// Makes delayed patches due at once, because the API server is reachable again.
     pub(crate) fn retry_now(&mut self) {
-        self.0.values_mut().for_each(|entry| entry.retry_at = None);
+        let entries = self.0.values_mut();
+        entries.for_each(|(_, entry)| entry.retry_at = None);
     }
 
     /// Returns whether peers are known not to see the pod as redirected.
     pub(crate) fn is_withdrawn(&self, pod: &Pod, now: Instant) -> bool {
         let unknown = Entry::default();
-        let entry = self.0.get(&pod.pod).unwrap_or(&unknown);
+        let entry = self.get(&pod.pod).unwrap_or(&unknown);
         entry.is_withdrawn(&Shown::of(pod), now)
     }
 
     /// Returns whether the API server refuses to change the annotation, apparently for good.
     pub(crate) fn is_refused(&self, pod: &PodRef, now: Instant) -> bool {
-        self.0.get(pod).is_some_and(|entry| entry.is_refused(now))
+        self.get(pod).is_some_and(|entry| entry.is_refused(now))
     }
 
     pub(crate) fn unmet(&self, now: Instant) -> u64 {
@@ -355,15 +381,23 @@ impl PatchQueue {
     }
 
     fn count(&self, counts: impl Fn(&Entry) -> bool) -> u64 {
-        let entries = self.0.values().filter(|entry| counts(entry));
+        let entries = self.entries().filter(|entry| counts(entry));
         entries.count().try_into().unwrap_or(u64::MAX)
     }
 
     /// Returns the number of pods whose last patch failed, and the first error.
     pub(crate) fn failures(&self) -> Option<(usize, String)> {
-        let mut errors = self.0.values().filter_map(|entry| entry.error.as_ref());
+        let mut errors = self.entries().filter_map(|entry| entry.error.as_ref());
         let first = errors.next()?.clone();
         Some((1 + errors.count(), first))
+    }
+}
+
+fn pod_of((namespace, name): &PodKey, uid: &PodUid) -> PodRef {
+    PodRef {
+        namespace: namespace.clone(),
+        name: name.clone(),
+        uid: uid.clone(),
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    hash::Hash,
     mem,
 };
 
@@ -58,7 +59,7 @@ impl<K, V> Default for List<K, V> {
     }
 }
 
-impl<K: Ord + Clone, V: Clone + PartialEq> Store<K, V> {
+impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
     pub(super) fn new() -> Self {
         Self {
             watched: SharedMap::default(),

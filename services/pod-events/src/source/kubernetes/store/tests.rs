@@ -27,7 +27,9 @@ fn store() -> Store<&'static str, u32> {
 
 fn known(store: &Store<&'static str, u32>) -> Vec<(&'static str, u32)> {
     let objects = store.objects();
-    objects.iter().map(|(key, value)| (*key, *value)).collect()
+    let mut known: Vec<_> = objects.iter().map(|(key, value)| (*key, *value)).collect();
+    known.sort_unstable();
+    known
 }
 
 #[test]
