@@ -30,7 +30,7 @@ pub mod probes;
 mod read_queue;
 mod routes;
 pub mod rules;
-pub mod selftest;
+mod selftest;
 mod server;
 mod sysctl;
 mod uninstall;
@@ -91,7 +91,6 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         counts,
     );
     let broker = netns_sock::listen(&daemon)?;
-    let probe_sources = probes.sources();
     let probe_set = ProbeSet::start(&probes, daemon.readiness().clone());
     let probe_set = Arc::new(probe_set.context("cannot open a netlink socket")?);
     let _guard = probe_set
@@ -113,7 +112,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         reader,
         config.netns_roots,
         writer,
-        probe_sources,
+        probes,
         probe_set,
         recheck,
         &daemon,

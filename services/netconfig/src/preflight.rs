@@ -71,7 +71,7 @@ async fn run(
     let mut failed = 0;
     loop {
         let writer = Arc::clone(&writer);
-        let work = spawn_blocking(move || selftest::preflight(&writer, &probes));
+        let work = spawn_blocking(move || selftest::run(&writer, &probes));
         let outcome = outcome(work, &readiness).await;
         failed = if outcome.is_ok() { 0 } else { failed + 1 };
         readiness.set(CONDITION, outcome);

@@ -42,9 +42,6 @@ pub(crate) const RESERVED_PORTS_NAME: &str = "net.ipv4.ip_local_reserved_ports";
 /// The size of the longest list of ports that one write can replace.
 const MAX_RESERVED_BYTES: usize = 4000;
 
-/// The first port that a process without CAP_NET_BIND_SERVICE may listen on.
-const UNPRIVILEGED_PORT_START: &str = "sys/net/ipv4/ip_unprivileged_port_start";
-
 /// The sysctl for `lo`, which is the interface that matters to redirection.
 const DISABLE_IPV6: &str = "sys/net/ipv6/conf/lo/disable_ipv6";
 
@@ -179,12 +176,6 @@ impl NetnsSysctls {
         let text = std::str::from_utf8(text.get(..length)?).ok()?;
         let ports = text.ends_with('\n').then(|| text.parse().ok())??;
         Some(ReservedPorts { file, ports })
-    }
-
-    /// Lets processes without CAP_NET_BIND_SERVICE listen on every port of the netns.
-    pub(crate) fn allow_privileged_ports(&self) -> io::Result<()> {
-        let file = self.open(UNPRIVILEGED_PORT_START, OFlag::O_WRONLY)?;
-        file.write_all_at(b"0", 0)
     }
 
     /// Returns whether the netns has IPv6, and `false` if the file is missing. If the file is unreadable, IPv6 is

@@ -41,7 +41,7 @@
   {{- include "inpod.env" (list . (dict "netns_roots" $roots "health_address" (include "inpod.healthAddress" (list . "netconfig"))) $values.netconfig.settings) | trim | nindent 2 }}
   {{- include "inpod.probes" (list . "netconfig") | trim | nindent 2 }}
   {{- include "inpod.resources" (list . $values.netconfig.resources) | trim | nindent 2 }}
-  {{- include "inpod.rights" (list . (list "NET_ADMIN" "NET_BROADCAST" "NET_RAW" "SYS_ADMIN" "SYS_PTRACE") true) | nindent 2 }}
+  {{- include "inpod.rights" (list . (list "NET_ADMIN" "NET_BROADCAST" "SYS_ADMIN" "SYS_PTRACE") true) | nindent 2 }}
   terminationMessagePolicy: {{ $values.terminationMessagePolicy }}
   volumeMounts:
   - {name: netconfig, mountPath: {{ $values.runDir }}/netconfig}

@@ -41,13 +41,7 @@ pub(crate) const RIGHTS: [Rights; 5] = [
     },
     Rights {
         container: "netconfig",
-        capabilities: &[
-            "NET_ADMIN",
-            "NET_BROADCAST",
-            "NET_RAW",
-            "SYS_ADMIN",
-            "SYS_PTRACE",
-        ],
+        capabilities: &["NET_ADMIN", "NET_BROADCAST", "SYS_ADMIN", "SYS_PTRACE"],
         is_unconfined: true,
         has_token: false,
         mounts: &[

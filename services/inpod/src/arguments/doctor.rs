@@ -11,8 +11,7 @@ use crate::host_fs::HostFs;
 pub(crate) struct DoctorOptions {
     #[command(flatten)]
     pub(crate) host: HostOptions,
-    /// Ask netconfig to send traffic through real rules in two temporary network namespaces; netconfig logs the
-    /// request.
+    /// Ask netconfig to write the rules of a pod in a temporary network namespace; netconfig logs the request.
     #[arg(long)]
     pub(crate) self_test: bool,
     #[arg(short, long, help = "Also list the checks that passed")]

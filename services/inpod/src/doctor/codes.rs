@@ -112,5 +112,5 @@ codes! {
     StateOpen = "STATE_OPEN", Failed, "A state directory has permissions for other users.", "Set its mode to 0700 and find out what changed it.";
     SpoolWaiting = "SPOOL_WAITING", Warning, "Calls of the plugin wait in the spool for pod-events.", "Check the log of pod-events, which reads them when it runs.";
     SpoolFull = "SPOOL_FULL", Failed, "The spool is full; further calls of the plugin are not recorded.", "Start pod-events, which reads them. Its log names entries that it skips; those may be removed.";
-    SelfTestFailed = "SELF_TEST_FAILED", Failed, "Test traffic through real rules in two temporary network namespaces did not go where it should.", "Read which check failed: it names the rule, the port and the address family.";
+    SelfTestFailed = "SELF_TEST_FAILED", Failed, "The rules of a pod could not be written in a temporary network namespace.", "Read the message: it names the call that the kernel refused, or the missing option of the kernel.";
 }

@@ -4,7 +4,7 @@
 use inpod_linux::Netns;
 use inpod_types::Reason;
 
-use super::network;
+use super::netns_with_loopback;
 use crate::{
     error::{Failed, InspectError},
     kernel_option::{Part, chain, first_refused, write_and_delete},
@@ -21,7 +21,7 @@ pub(super) fn missing_option_here(failed: &Failed) -> Option<&'static str> {
     {
         return Some("CONFIG_INET_TCP_DIAG");
     }
-    let netns = (failed.reason == Reason::KernelRefused).then(network::netns_with_loopback);
+    let netns = (failed.reason == Reason::KernelRefused).then(netns_with_loopback);
     missing_option(&netns?.ok()?)
 }
 
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn this_kernel_has_every_option() {
-        let netns = network::netns_with_loopback().unwrap();
+        let netns = netns_with_loopback().unwrap();
         assert_eq!(missing_option(&netns), None);
     }
 }

@@ -19,7 +19,6 @@ use crate::{
     conflicts::{self, Kind},
     error::Failed,
     inspect,
-    selftest::{Check, Report},
 };
 
 pub(super) fn describe(claim: &Claim) -> v1::Claim {
@@ -44,20 +43,6 @@ pub(super) fn describe_process(process: inspect::Process) -> v1::Process {
         start_time,
         command,
         sandbox_own,
-    }
-}
-
-pub(super) fn describe_report(report: Report) -> v1::SelfTestResponse {
-    let passed = report.checks.iter().all(|check| check.outcome.is_ok());
-    let describe = |check: Check| v1::SelfTestCheck {
-        name: check.name,
-        passed: check.outcome.is_ok(),
-        evidence: check.outcome.unwrap_or_else(|why| why),
-    };
-    v1::SelfTestResponse {
-        passed,
-        checks: report.checks.into_iter().map(describe).collect(),
-        ..v1::SelfTestResponse::default()
     }
 }
 

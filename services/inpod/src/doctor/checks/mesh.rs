@@ -222,7 +222,7 @@ pub(super) fn self_test(facts: &Facts) -> Check {
         None => Check::unknown(
             code,
             "",
-            "not run: pass --self-test to send traffic through real rules in two temporary network namespaces (netconfig logs the request)",
+            "not run: pass --self-test to write the rules of a pod in a temporary network namespace (netconfig logs the request)",
         ),
         Some(Err(why)) => Check::unknown(code, "", why),
         Some(Ok(answer)) => Check::whether(!answer.passed, code, "", tested(answer)),
