@@ -93,6 +93,7 @@ mod kube {
     /// One after another.
     mod alone {
         mod chaos;
+        mod namespaces;
     }
 }
 

@@ -35,8 +35,8 @@ use spool::{Event, EventHandler};
 /// The interval of scans: a plugin whose call failed midway spools even while pod-events runs.
 const SCAN_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The delay after a change, so that many changes in a row, such as a label on every namespace, write few lists.
-const CHANGE_PAUSE: Duration = Duration::from_millis(100);
+/// The time between two lists, so that many changes in a row, such as a label on every namespace, write few lists.
+const CHANGE_PAUSE: Duration = Duration::from_millis(200);
 
 const CONDITION: &str = "plugin-state";
 
@@ -93,13 +93,12 @@ impl PluginState {
         loop {
             let is_due = tokio::select! {
                 _ = ticks.tick() => true,
-                Ok(()) = changes.changed() => {
-                    sleep(CHANGE_PAUSE).await;
-                    changes.mark_unchanged();
-                    false
-                }
+                Ok(()) = changes.changed() => false,
             };
             self.sync(is_due).await;
+            if !is_due {
+                sleep(CHANGE_PAUSE).await;
+            }
         }
     }
 

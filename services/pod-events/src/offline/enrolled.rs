@@ -36,6 +36,9 @@ pub(super) struct EnrolledTracker {
     /// The namespaces with a pod in the mesh.
     held: BTreeSet<NamespaceName>,
     wanted: BTreeSet<NamespaceName>,
+    /// The number of decisions, for the test of the cost of a change.
+    #[cfg(test)]
+    decisions: usize,
 }
 
 impl EnrolledTracker {
@@ -49,6 +52,8 @@ impl EnrolledTracker {
             joining: BTreeMap::new(),
             held: BTreeSet::new(),
             wanted: BTreeSet::new(),
+            #[cfg(test)]
+            decisions: 0,
         }
     }
 
@@ -78,6 +83,10 @@ impl EnrolledTracker {
     }
 
     fn decide_joining(&mut self, (namespace, name): &PodKey) {
+        #[cfg(test)]
+        {
+            self.decisions += 1;
+        }
         let pod = self.inventory.pods.get(&(namespace.clone(), name.clone()));
         if pod.is_some_and(|pod| self.is_joining(pod)) {
             let of_namespace = self.joining.entry(namespace.clone()).or_default();
@@ -319,6 +328,26 @@ mod tests {
     }
 
     #[test]
+    fn a_change_of_a_pod_decides_about_no_other_pod() {
+        let mut inventory = inventory();
+        for number in 0..900 {
+            let pod = pod("plain", &format!("web-{number}"));
+            let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
+            inventory.pods.insert(key, pod);
+        }
+        let mut enrolled = enrolled(keys::ISTIO_SELECTORS, &[]);
+        enrolled.update(&inventory, BTreeSet::new());
+        let before = enrolled.decisions;
+        let mut changed = pod("plain", "web-7");
+        changed.labels = mode_label("ambient");
+        let key = (changed.pod.namespace.clone(), changed.pod.name.clone());
+        inventory.pods.insert(key, changed);
+        enrolled.update(&inventory, BTreeSet::new());
+        assert_eq!(enrolled.decisions - before, 1);
+        assert!(enrolled.wanted().contains(&"plain".parse().unwrap()));
+    }
+
+    #[test]
     fn the_list_follows_what_is_known() {
         let dir = tempfile::tempdir().unwrap();
         let state_dir = dir.path().join("plugin");
@@ -347,6 +376,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), parse_names(&["shop"]), false).unwrap();
         assert_eq!(EnrolledNamespaces::read(dir.path()).unwrap(), None);
+    }
+
+    #[test]
+    fn a_message_names_a_few_namespaces_and_counts_the_rest() {
+        let names: BTreeSet<_> = (0..MAX_LOGGED_NAMES + 3)
+            .map(|number| format!("n{number:02}").parse().unwrap())
+            .collect();
+        assert_eq!(describe_names(names.iter().take(2)), "n00,n01");
+        assert!(describe_names(names.iter()).ends_with(",n07 and 3 more"));
     }
 
     #[test]
