@@ -28,7 +28,7 @@ use std::{
 use inpod_linux::{EnterError, Netns};
 use inpod_types::cgroup::PodKey;
 
-use crate::netlink::KernelError;
+use crate::netlink::{KernelError, Socket};
 
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
@@ -119,6 +119,11 @@ pub(crate) fn marked_connections(
 /// Counts only [`Sockets::captured_flows`] of a netns.
 pub fn captured_flows(netns: &Netns) -> Result<u32, InspectError> {
     Ok(flows::captured(&diag::read(netns)?))
+}
+
+/// Counts like [`captured_flows`] through a socket of sock_diag(7) in the netns.
+pub(crate) fn captured_flows_on(socket: &mut Socket) -> Result<u32, InspectError> {
+    Ok(flows::captured(&diag::read_on(socket)?))
 }
 
 /// Counts established TCP connections that bypass ztunnel or a sidecar, except connections within the pod and the

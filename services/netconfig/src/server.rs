@@ -373,21 +373,23 @@ impl NetconfigService for Handler {
         let removed = self.with_change_lock(
             operation,
             claim,
-            |_| Change::Unread,
+            |(_, seen)| Change::Read(Observation::clone(seen)),
             move |claim| {
                 drop(claim.take_prepared());
-                let Removed { captured_flows } =
-                    writer.remove(&claim.netns, &claim.sandbox, phase)?;
+                let (removed, seen) =
+                    writer.remove_and_observe(&claim.netns, &claim.sandbox, phase)?;
+                let Removed { captured_flows } = removed;
                 if phase == apply::Phase::Final {
                     let released = probe_set.release(&claim.sandbox);
                     released.context("the rules are removed")?;
                 }
                 tracing::info!(sandbox = %claim.sandbox, ?phase, captured_flows, "Removed rules");
-                Ok(captured_flows)
+                Ok((captured_flows, seen))
             },
         );
+        let (captured_flows, _) = removed.await?;
         Ok(Response::new(RemoveRulesResponse {
-            captured_flows: removed.await?,
+            captured_flows,
             instance_id: self.instance_id.clone(),
         }))
     }

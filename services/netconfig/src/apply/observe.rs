@@ -52,7 +52,10 @@ impl Writer {
     }
 }
 
-fn of_state(session: &mut NetnsSession<'_>, state: &State) -> Result<Observation, Failed> {
+pub(super) fn of_state(
+    session: &mut NetnsSession<'_>,
+    state: &State,
+) -> Result<Observation, Failed> {
     let tag = state.tag();
     let is_intact = |tag: &Tag| plan::is_intact(state, tag.fingerprint);
     let intact = tag.as_ref().is_some_and(is_intact);

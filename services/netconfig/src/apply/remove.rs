@@ -2,7 +2,7 @@ use anyhow::anyhow;
 use inpod_linux::Netns;
 use inpod_types::{Reason, SandboxRef, with_causes};
 
-use super::{Writer, apply_plan};
+use super::{Observation, Writer, apply_plan, observe::of_state};
 use crate::{
     conntrack,
     error::{Context as _, Failed, KernelError},
@@ -10,7 +10,7 @@ use crate::{
     inspect,
     netlink::retry_on_race,
     netns_session::{NetnsSession, ReachError},
-    nftables::{Author, Change},
+    nftables::{Author, Change, Observed},
     plan::{Plan, State},
     rules::{Form, ambient},
 };
@@ -44,44 +44,70 @@ impl Writer {
         sandbox: &SandboxRef,
         phase: Phase,
     ) -> Result<Removed, Failed> {
-        let captured_flows = match inspect::captured_flows(netns) {
-            Err(error) if error.is_missing_sock_diag() => {
-                // Otherwise no pod could leave any more.
-                tracing::warn!(%sandbox, "The kernel has no sock_diag; captured connections are not counted");
-                0
-            }
-            counted => counted.context(ATTEMPT)?,
-        };
-        let removed = self.with_state(netns, None, |session, before| match phase {
-            Phase::Drain => drain(session, before, sandbox),
-            Phase::Final => remove_all(session, &before),
+        let removed = self.remove_and_observe(netns, sandbox, phase);
+        removed.map(|(removed, _)| removed)
+    }
+
+    /// Removes like [`Self::remove`], and also returns the state read back, as [`Self::observe`] would.
+    pub(crate) fn remove_and_observe(
+        &self,
+        netns: &Netns,
+        sandbox: &SandboxRef,
+        phase: Phase,
+    ) -> Result<(Removed, Observation), Failed> {
+        let removed = self.with_state(netns, None, |session, before| {
+            let captured_flows = count_captured_flows(session, sandbox)?;
+            let after = match phase {
+                Phase::Drain => drain(session, before, sandbox),
+                Phase::Final => remove_all(session, &before),
+            };
+            Ok((Removed { captured_flows }, of_state(session, &after?)?))
         });
-        removed.context(ATTEMPT)?;
-        Ok(Removed { captured_flows })
+        removed.context(ATTEMPT)
+    }
+}
+
+/// Counts the captured connections, and none if the kernel has no sock_diag: otherwise no pod could leave any more.
+fn count_captured_flows(
+    session: &mut NetnsSession<'_>,
+    sandbox: &SandboxRef,
+) -> Result<u32, Failed> {
+    let counted = match &mut session.visit.sockets {
+        Some(socket) => inspect::captured_flows_on(socket),
+        // A further attempt to open the socket shows why the visit has none.
+        None => inspect::captured_flows(session.netns),
+    };
+    match counted {
+        Err(error) if error.is_missing_sock_diag() => {
+            tracing::warn!(%sandbox, "The kernel has no sock_diag; captured connections are not counted");
+            Ok(0)
+        }
+        counted => Ok(counted?),
     }
 }
 
 /// Writes rules that capture no new connections; routes stay for captured connections. A sidecar's rules are
-/// removed at once: the proxy lives as long as the pod, so there is nothing to drain.
+/// removed at once: the proxy lives as long as the pod, so there is nothing to drain. Returns the state read last.
 fn drain(
     session: &mut NetnsSession<'_>,
     before: State,
     sandbox: &SandboxRef,
-) -> Result<(), Failed> {
+) -> Result<State, Failed> {
     if !before.nftables.has_rules() {
-        return Ok(());
+        return Ok(before);
     }
     if before.is_of_sidecar() {
         return remove_all(session, &before);
     }
     let families = session.families();
     let plan = Plan::new(Form::Ambient, ambient::drain().tables, families);
-    apply_plan(session, &plan, before, sandbox).map(drop)
+    let (_, after) = apply_plan(session, &plan, before, sandbox)?;
+    Ok(after)
 }
 
 /// Removes tables, ip rules, then routes, because no ip rule may refer to an empty table, and goes on after a
-/// failure.
-fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), Failed> {
+/// failure. Returns the state read back.
+fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<State, Failed> {
     let mut failures = Vec::new();
     // The tables record the ports, so the tables go later.
     let released = release_ports(session, &seen.ports_added());
@@ -89,16 +115,14 @@ fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), Failed
     let mut record = |result: Result<(), KernelError>| {
         failures.extend(result.err().map(|error| with_causes(&error)));
     };
-    record(delete_tables(session));
+    record(delete_tables(session, &seen.nftables));
+    let mut rest = seen.clone();
     if seen.has_incumbent() {
         for item in seen.routing.agent_items() {
             record(session.visit.routes.delete(&item));
         }
+        rest.routing = session.visit.routes.read()?;
     }
-    let rest = State {
-        routing: session.visit.routes.read()?,
-        ..seen.clone()
-    };
     for item in rest.own_routing() {
         record(session.visit.routes.delete(&item));
     }
@@ -112,9 +136,10 @@ fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), Failed
         let disabled = session.set_migrates(false);
         failures.extend(disabled.err().map(|error| with_causes(&error)));
     }
-    failures.extend(remaining(&session.read()?));
+    let after = session.read()?;
+    failures.extend(remaining(&after));
     if failures.is_empty() {
-        return Ok(());
+        return Ok(after);
     }
     let cause = anyhow!(failures.join("; "));
     Err(Failed::new(Reason::KernelRefused, cause).with_undo_failures(failures))
@@ -128,11 +153,12 @@ fn release_ports(session: &mut NetnsSession<'_>, added: &[u16]) -> Result<(), Re
     }
 }
 
-/// Deletes the tables of inpod and the leftovers, and retries after a concurrent change.
-fn delete_tables(session: &mut NetnsSession<'_>) -> Result<(), KernelError> {
+/// Deletes the tables of inpod and the leftovers, and starts again from the current tables after a concurrent change.
+fn delete_tables(session: &mut NetnsSession<'_>, seen: &Observed) -> Result<(), KernelError> {
     let nftables = &mut session.visit.nftables;
+    let mut known = Some(seen.clone());
     retry_on_race(|| {
-        let seen = nftables.read()?;
+        let seen = known.take().map_or_else(|| nftables.read(), Ok)?;
         let change = Change {
             delete: seen.ids(),
             leftovers: seen.leftovers.select(Author::is_replaced_by_all),

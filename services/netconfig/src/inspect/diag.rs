@@ -32,6 +32,9 @@ pub(super) const LISTEN: u8 = 10; // TCP_LISTEN
 /// The states from the first to the last packet, which are all but TCP_TIME_WAIT, TCP_CLOSE and TCP_LISTEN.
 const OPEN_STATES: [u8; 8] = [ESTABLISHED, 2, 3, 4, 5, 8, 9, 11];
 
+/// The states that [`read`] returns.
+const READ_STATES: [u8; 2] = [ESTABLISHED, LISTEN];
+
 /// INET_DIAG_SOCKOPT: struct inet_diag_sockopt of linux/inet_diag.h, since Linux 5.10.
 const OPTIONS: u16 = 22;
 /// Bits of the first byte of struct inet_diag_sockopt.
@@ -53,7 +56,12 @@ const fn bit_field(number: u8) -> u8 {
 
 /// Returns the listening and established sockets of both families.
 pub(super) fn read(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
-    dump(netns, TCP, &[ESTABLISHED, LISTEN], tcp_socket)
+    dump(netns, TCP, &READ_STATES, tcp_socket)
+}
+
+/// Returns the same sockets as [`read`].
+pub(super) fn read_on(socket: &mut Socket) -> Result<Vec<tcp::Socket>, KernelError> {
+    dump_families(socket, TCP, &READ_STATES, tcp_socket)
 }
 
 /// Returns sockets with both endpoints, in any state between first and last packet.
@@ -70,15 +78,18 @@ pub(super) fn dump<T>(
 ) -> Result<Vec<T>, InspectError> {
     let socket = netns.within(|| Socket::open(SockProtocol::NetlinkSockDiag))?;
     let mut socket = socket.map_err(|error| KernelError::new(ACT, error))?;
+    Ok(dump_families(&mut socket, protocol, states, socket_of)?)
+}
+
+fn dump_families<T>(
+    socket: &mut Socket,
+    protocol: u8,
+    states: &[u8],
+    socket_of: impl Fn(&Msg, &IterableReplyAttrs<'_>) -> T,
+) -> Result<Vec<T>, KernelError> {
     let mut found = Vec::new();
     for family in FAMILIES {
-        found.extend(dump_family(
-            &mut socket,
-            family,
-            protocol,
-            states,
-            &socket_of,
-        )?);
+        found.extend(dump_family(socket, family, protocol, states, &socket_of)?);
     }
     Ok(found)
 }

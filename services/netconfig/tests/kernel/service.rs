@@ -2,6 +2,7 @@
 
 pub(crate) mod cgroups;
 mod claims;
+mod costs;
 mod crowded;
 mod discover;
 mod look;
