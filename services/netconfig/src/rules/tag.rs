@@ -4,9 +4,16 @@ use inpod_types::SandboxRef;
 
 use super::{Fingerprint, SCHEMA};
 
-/// The maximum length of a sandbox in a tag, since comments have at most 255 bytes with the terminating zero
+/// The maximum length of a sandbox's name in other comments, which have at most 255 bytes with the terminating zero
 /// (nftnl's udata has one length byte).
-const MAX_SANDBOX_BYTES: usize = 160;
+const MAX_NAME_BYTES: usize = 160;
+
+/// The maximum length of a sandbox in a tag. nft loads no comment above 128 bytes (NFTNL_UDATA_COMMENT_MAXLEN of
+/// libnftnl), and an operator has to be able to load the saved ruleset of a pod. Earlier releases wrote longer tags.
+const MAX_SANDBOX_BYTES: usize = 35;
+
+/// The number of characters that a shortened sandbox has of its container id, by which `crictl` finds the sandbox.
+const ID_CHARS: usize = 18;
 
 /// The comment on inpod's tables, which records in the netns the applied rules and their sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,15 +44,26 @@ impl Tag {
             fingerprint,
             migrates,
             reserved: Vec::new(),
-            sandbox: sandbox_name(sandbox),
+            sandbox: short_name(sandbox),
         }
     }
+}
+
+/// Returns the name of a sandbox, or the start of the container id and a hash of the name if the name is too long.
+fn short_name(sandbox: &SandboxRef) -> String {
+    let text = sandbox.to_string();
+    if text.len() <= MAX_SANDBOX_BYTES {
+        return text;
+    }
+    let id = sandbox.container_id.as_str().chars();
+    let id: String = id.take(ID_CHARS).collect();
+    format!("{id}-{}", Fingerprint::of(&text))
 }
 
 /// Returns the name of a sandbox for a kernel comment, or a hash of the name if the name is too long.
 pub(crate) fn sandbox_name(sandbox: &SandboxRef) -> String {
     let text = sandbox.to_string();
-    if text.len() <= MAX_SANDBOX_BYTES {
+    if text.len() <= MAX_NAME_BYTES {
         text
     } else {
         format!("long-name-{}", Fingerprint::of(&text))
@@ -145,9 +163,18 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_sandbox_fits_into_a_comment() {
-        let text = tag(&"c".repeat(253)).to_string();
-        assert!(text.len() < 255, "{text}");
+    fn nft_loads_the_tag_of_the_longest_sandbox() {
+        for length in [26, 27, 64, 253] {
+            let text = tag(&"c".repeat(length)).to_string();
+            assert!(text.len() <= 128, "{text}");
+        }
+    }
+
+    #[test]
+    fn tags_of_two_long_sandboxes_differ() {
+        let [one, other] = ["a", "b"].map(|end| tag(&("c".repeat(63) + end)).sandbox);
+        assert_ne!(one, other);
+        assert!(one.starts_with(&"c".repeat(ID_CHARS)), "{one}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod mending;
 mod refusing;
 mod removing;
 mod sysctl;
+mod tag;
 
 use netconfig::rules::Tag;
 
