@@ -24,6 +24,10 @@ use crate::otlp;
 pub(super) const WARN_ONLY_LIBRARIES: [&str; 6] =
     ["h2", "hyper", "hyper_util", "tonic", "tower", "kube"];
 
+/// The module of kube that logs each failed request as an error. A service reports the failure itself, once, as a
+/// condition and a warning, so these lines are only for debugging.
+const CLIENT_OF_KUBERNETES: &str = "kube_client::client::builder";
+
 /// The maximum number of scopes at another level, since the filter compares an event's module with every scope.
 const MAX_SCOPES: usize = 32;
 
@@ -145,10 +149,16 @@ impl Levels {
 fn targets(default: Level, scopes: &[(&str, Level)]) -> Targets {
     let whole = scopes.iter().find(|(scope, _)| scope.is_empty());
     let level = whole.map_or(default, |(_, level)| *level);
+    let failed_requests = if level >= Level::DEBUG {
+        LevelFilter::ERROR
+    } else {
+        LevelFilter::OFF
+    };
     let modules = scopes.iter().filter(|(scope, _)| !scope.is_empty());
     Targets::new()
         .with_default(level)
         .with_targets(WARN_ONLY_LIBRARIES.map(|name| (name, default.min(Level::WARN))))
+        .with_target(CLIENT_OF_KUBERNETES, failed_requests)
         .with_targets(modules.copied())
         .with_target(otlp::EXPORT_ONLY_TARGET, LevelFilter::OFF)
 }
@@ -187,6 +197,30 @@ mod tests {
             assert_eq!(levels.scopes(), [(scope.to_owned(), Level::DEBUG, minute)]);
             tokio::time::sleep(minute + Duration::from_secs(1)).await;
             assert_eq!(levels.scopes(), []);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_requests_of_kube_are_logged_only_on_demand() {
+        let is_logged = |filter| {
+            with_default(
+                registry().with(filter),
+                || tracing::enabled!(target: "kube_client::client::builder", Level::ERROR),
+            )
+        };
+        for (default, expected) in [
+            (Level::WARN, false),
+            (Level::INFO, false),
+            (Level::DEBUG, true),
+        ] {
+            let (_levels, filter) = Levels::new(default);
+            assert_eq!(is_logged(filter), expected, "{default}");
+        }
+        for scope in ["", "kube_client::client::builder"] {
+            let (levels, filter) = Levels::new(Level::INFO);
+            let minute = Duration::from_secs(60);
+            levels.set(scope, Level::DEBUG, minute).unwrap();
+            assert!(is_logged(filter), "{scope}");
         }
     }
 
