@@ -64,6 +64,7 @@ impl Asked {
             ["pods" | "namespaces"] if query.contains("watch=true") => (Verb::Watch, path),
             ["pods" | "namespaces"] => (Verb::List, path),
             ["namespaces", _] => (Verb::Get, "namespaces"),
+            ["namespaces", _, "pods"] => (Verb::List, "pods"),
             ["nodes", _] if request.method() == Method::GET => (Verb::Get, "nodes"),
             ["nodes", _] if request.method() == Method::PATCH => (Verb::Patch, "nodes"),
             ["namespaces", _, "pods", _] if request.method() == Method::GET => (Verb::Get, "pods"),

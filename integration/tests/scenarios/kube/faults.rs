@@ -354,8 +354,14 @@ fn a_pod_of_which_the_watch_says_nothing_is_found_by_its_add() {
     assert_eq!(proxy.asked(Verb::Get, "pods").len(), 1);
 }
 
+/// Returns the queries of the lists of a kind from this number on.
+fn list_queries(proxy: &ApiProxy, resource: &str, from: usize) -> Vec<String> {
+    let asked = proxy.asked(Verb::List, resource).into_iter();
+    asked.skip(from).map(|asked| asked.query).collect()
+}
+
 #[test]
-fn the_first_list_comes_in_pages() {
+fn a_starting_agent_lists_each_kind_once_from_the_cache() {
     let (cluster, proxy) = Cluster::behind_proxy();
     for number in 0..250 {
         cluster.create(&cluster.object(&format!("p-{number}"), None));
@@ -363,16 +369,34 @@ fn the_first_list_comes_in_pages() {
     cluster.start();
     cluster.until_pods(true);
     cluster.until_shown("p-249");
-    let asked = proxy.asked(Verb::List, "pods");
-    let queries: Vec<_> = asked.iter().map(|asked| asked.query.as_str()).collect();
-    let goes_on: Vec<_> = queries.iter().map(|it| it.contains("continue=")).collect();
-    assert_eq!(goes_on, [false, true, true], "{queries:?}");
-    assert!(
-        queries.iter().all(|it| it.contains("limit=100")),
-        "{queries:?}"
-    );
-    let asked = proxy.asked(Verb::List, "namespaces");
-    assert!(!asked.is_empty());
-    let of_metadata = asked.iter().all(|it| it.query.contains("limit=500"));
-    assert!(of_metadata, "{asked:?}");
+    let node = format!("&fieldSelector=spec.nodeName%3D{}", cluster.node.name());
+    let pods = list_queries(&proxy, "pods", 0);
+    assert_eq!(pods, [format!("{node}&resourceVersion=0")]);
+    let namespaces = list_queries(&proxy, "namespaces", 0);
+    assert_eq!(namespaces, ["&resourceVersion=0"]);
+}
+
+#[test]
+fn an_expired_watch_is_listed_not_older_than_its_version() {
+    let (cluster, proxy) = Cluster::running_behind_proxy();
+    let listed = lists(&proxy);
+    let before = ["pods", "namespaces"].map(|resource| {
+        let asked = |verb| proxy.asked(verb, resource).len();
+        (resource, asked(Verb::Watch), asked(Verb::List))
+    });
+    proxy.fault(Verb::Watch, "*", 2, Act::ErrorEvent(410));
+    proxy.cut(Cut::Broken);
+    eventually("both kinds are listed again", TIMEOUT, || {
+        let again = lists(&proxy) - listed;
+        ensure!(again == 2, "{again} lists");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    for (resource, watched, listed) in before {
+        let expired = version(&proxy.asked(Verb::Watch, resource)[watched].query);
+        let queries = list_queries(&proxy, resource, listed);
+        let wanted = format!("&resourceVersion={expired}&resourceVersionMatch=NotOlderThan");
+        assert!(queries[0].ends_with(&wanted), "{queries:?}, not {wanted}");
+    }
+    cluster.until_pods(true);
 }

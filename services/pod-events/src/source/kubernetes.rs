@@ -27,12 +27,15 @@ use tokio::sync::watch;
 use super::{Health, Inventory, PodKey, Scope, publish};
 use crate::pod::{Namespace, Pod};
 use client::Connection;
-use list_watch::{PAGE_OF_METADATA, PAGE_OF_OBJECTS, Reflector, Update};
+use list_watch::{PAGE_OF_METADATA, PAGE_OF_OBJECTS, Position, Reflector, Update};
 use liveness::Liveness;
 use store::{Observed, Progress, Store};
 
 pub(super) use client::client;
 pub(super) use get::ApiReader;
+
+/// Any namespace, within which the API server reads a pod by its name as the key.
+const KEYED_NAMESPACE: &str = "kube-system";
 
 /// The known objects, and the channels that publish them.
 #[derive(Debug)]
@@ -73,16 +76,18 @@ pub(super) fn watch(
     let liveness = Arc::new(Liveness::new());
     let pods = Reflector {
         api: Api::<k8s::Pod>::all(client.clone()),
+        keyed: Api::namespaced(client.clone(), KEYED_NAMESPACE),
         fields: Some(format!("spec.nodeName={}", scope.node)),
         page: PAGE_OF_OBJECTS,
         cache: Arc::clone(&cache),
         liveness: Arc::clone(&liveness),
         retry_after: retry_after.clone(),
         apply: |stores, update| apply_update(&mut stores.pods, "pods", update, observe_pod),
-        version: None,
+        position: Position::Unknown,
     };
     let namespaces = Reflector {
         api: Api::<PartialObjectMeta<k8s::Namespace>>::all(client.clone()),
+        keyed: Api::all(client.clone()),
         fields: None,
         page: PAGE_OF_METADATA,
         cache: Arc::clone(&cache),
@@ -93,7 +98,7 @@ pub(super) fn watch(
             let observe = |object| observe_namespace(object, &namespace_labels);
             apply_update(&mut stores.namespaces, "namespaces", update, observe);
         },
-        version: None,
+        position: Position::Unknown,
     };
     tokio::spawn(inpod_service::abort_on_panic("pods", pods.run()));
     tokio::spawn(inpod_service::abort_on_panic(

@@ -1,4 +1,4 @@
-//! Lists one kind of object in pages and watches the objects from there on.
+//! Lists one kind of object and watches the objects from there on.
 //!
 //! An ended watch resumes from its last resource version. Bookmarks keep the version recent, so that not every node
 //! asks a restarted server for full lists at once. A new list is needed if the version has expired (410), an event
@@ -7,6 +7,8 @@
 //!
 //! A watch from a future version is no error (Kubernetes 1.34): the watch stays silent until the store reaches the
 //! version. So after a watch without events, the reflector asks the server for its current version.
+
+mod position;
 
 use std::{fmt, pin::pin, sync::Arc, time::Duration};
 
@@ -22,6 +24,7 @@ use tokio::{
 };
 
 use super::{Cache, Stores, liveness::Liveness, response_limit, retry_after::RetryAfter};
+pub(super) use position::Position;
 
 /// The first and the longest delay between attempts. The delay doubles in between, minus a random part of up to one
 /// half.
@@ -41,17 +44,24 @@ const WATCH_SECONDS: u32 = 60;
 /// within [`WATCH_SECONDS`] plus this duration even if the server answers everything else.
 const WATCH_END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The timeout for a page of a list, and for the start of a watch.
+/// The timeout for a list or a page of a list, and for the start of a watch.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Bounds the memory of complete objects until they are reduced.
+/// The page of complete objects, if all of them are too large for one response.
 pub(super) const PAGE_OF_OBJECTS: u32 = 100;
+
+/// The same for metadata, which takes one to two kilobytes per object.
+pub(super) const PAGE_OF_METADATA: u32 = 500;
 
 /// By this number, pages that are too large become smaller.
 const PAGE_DIVISOR: u32 = 10;
 
-/// Metadata alone takes one to two kilobytes per object.
-pub(super) const PAGE_OF_METADATA: u32 = 500;
+/// The cause with which the API server refuses a version above its own (apimachinery,
+/// `CauseTypeResourceVersionTooLarge`).
+const VERSION_TOO_LARGE: &str = "ResourceVersionTooLarge";
+
+/// The API server reads objects with this name by their key.
+const KEY_SELECTOR: &str = "metadata.name=kube-system";
 
 pub(super) enum Update<K> {
     ListStarted,
@@ -72,7 +82,10 @@ enum End {
     Disconnected(String),
     /// The same, because a response is larger than the client reads.
     TooLarge(String),
+    /// The server no longer has the version, or cannot continue from it.
     Expired(String),
+    /// The server is behind the version.
+    Behind(String),
 }
 
 impl End {
@@ -84,7 +97,9 @@ impl End {
             matches!(error, kube::Error::SerdeError(_))
         };
         let why = inpod_kube::describe_error(error);
-        if is_version_refused {
+        if is_version_too_large(error) {
+            Self::Behind(why)
+        } else if is_version_refused {
             Self::Expired(why)
         } else if response_limit::is_too_large(error) {
             Self::TooLarge(why)
@@ -94,9 +109,20 @@ impl End {
     }
 }
 
+fn is_version_too_large(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else {
+        return false;
+    };
+    let mut causes = status.details.iter().flat_map(|details| &details.causes);
+    causes.any(|cause| cause.reason == VERSION_TOO_LARGE)
+}
+
 /// Keeps a store in sync with one kind of object.
 pub(super) struct Reflector<K> {
     pub(super) api: Api<K>,
+    /// The objects of the same kind among which [`KEY_SELECTOR`] selects by key: those of one namespace, or all objects
+    /// of a kind without namespaces.
+    pub(super) keyed: Api<K>,
     /// The field selector; `None` selects all objects.
     pub(super) fields: Option<String>,
     pub(super) page: u32,
@@ -104,8 +130,7 @@ pub(super) struct Reflector<K> {
     pub(super) liveness: Arc<Liveness>,
     pub(super) retry_after: RetryAfter,
     pub(super) apply: fn(&mut Stores, Update<K>),
-    /// The version up to which everything is known; `None` if a list is needed.
-    pub(super) version: Option<String>,
+    pub(super) position: Position,
 }
 
 impl<K> Reflector<K>
@@ -123,14 +148,14 @@ where
             if lasted >= STABLE_AFTER {
                 wait = shortest;
             }
+            self.position = self.position.after(&end);
             match end {
                 End::Ended if lasted >= MIN_WATCH_DURATION => continue,
                 End::Ended => {}
-                End::Disconnected(why) | End::TooLarge(why) => self.publish(Update::Lost(why)),
-                End::Expired(why) => {
-                    self.version = None;
-                    self.publish(Update::Lost(why));
-                }
+                End::Disconnected(why)
+                | End::TooLarge(why)
+                | End::Expired(why)
+                | End::Behind(why) => self.publish(Update::Lost(why)),
             }
             // The server's `Retry-After` comes first; the jitter spreads clients that received the same delay.
             sleep(self.retry_after.remaining() + with_jitter(wait)).await;
@@ -143,9 +168,9 @@ where
     }
 
     async fn list_and_watch(&mut self) -> End {
-        let version = match self.version.clone() {
-            Some(version) => Ok(version),
-            None => self.list().await,
+        let version = match &self.position {
+            Position::At(version) => Ok(version.clone()),
+            Position::Unknown | Position::Expired(_) | Position::Ahead => self.list().await,
         };
         match version {
             Ok(version) => self.watch(version).await,
@@ -153,21 +178,18 @@ where
         }
     }
 
-    /// Returns the version of the list. A page that is too large is requested again with fewer objects: large
-    /// annotations of a few pods must not hide the others.
+    /// Returns the version of the list. A list that is too large for one response is requested again in pages, and a
+    /// page with fewer objects: large annotations of a few pods must not hide the others.
     async fn list(&mut self) -> Result<String, End> {
-        let mut limit = self.page;
         let mut params = ListParams {
             field_selector: self.fields.clone(),
-            limit: Some(limit),
-            ..ListParams::default()
+            ..self.position.list_params()
         };
         self.publish(Update::ListStarted);
         loop {
             let page = match with_timeout(self.api.list(&params)).await {
-                Err(End::TooLarge(_)) if limit > 1 => {
-                    limit = (limit / PAGE_DIVISOR).max(1);
-                    params.limit = Some(limit);
+                Err(End::TooLarge(_)) if params.limit.is_none_or(|limit| limit > 1) => {
+                    params = with_smaller_pages(params, self.page);
                     continue;
                 }
                 page => page?,
@@ -182,7 +204,7 @@ where
                 };
                 let version = version.filter(|text| !text.is_empty()).ok_or_else(none)?;
                 self.publish(Update::ListComplete(super::parse_version(Some(&version))));
-                self.version = Some(version.clone());
+                self.position = Position::At(version.clone());
                 return Ok(version);
             }
         }
@@ -231,17 +253,19 @@ where
         }
     }
 
-    /// Checks whether the server's store has fallen behind the watched version. Asks for one object of any node,
-    /// because only the list's version matters and selecting by node would search many pods.
+    /// Checks whether the server's store has fallen behind the watched version. Only the version of the list matters,
+    /// so the list is read by key: the watch cache walks all objects for a list with `limit=1`. The listed kind is the
+    /// watched kind, because a cluster may keep each kind in an etcd with versions of its own
+    /// (`--etcd-servers-overrides`).
     async fn check_rollback(&self, watched: &str) -> End {
-        let any = ListParams::default().limit(1);
-        let Ok(page) = with_timeout(self.api.list_metadata(&any)).await else {
+        let by_key = ListParams::default().fields(KEY_SELECTOR);
+        let Ok(page) = with_timeout(self.keyed.list_metadata(&by_key)).await else {
             return End::Ended;
         };
         let at = page.metadata.resource_version.unwrap_or_default();
         let numbers = (at.parse::<u64>(), watched.parse::<u64>());
         if matches!(numbers, (Ok(at), Ok(watched)) if at < watched) {
-            return End::Expired(format!(
+            return End::Behind(format!(
                 "the API server is at version {at}, but sent {watched} before: its store was restored from a backup"
             ));
         }
@@ -259,19 +283,34 @@ where
             }
             WatchEvent::Bookmark(bookmark) => (Some(bookmark.metadata.resource_version), None),
             WatchEvent::Error(status) => {
-                return Some(End::Expired(inpod_kube::describe_error(&kube::Error::Api(
-                    status,
-                ))));
+                return Some(match End::of(&kube::Error::Api(status)) {
+                    End::Behind(why) => End::Behind(why),
+                    End::Ended => End::Ended,
+                    End::Disconnected(why) | End::TooLarge(why) | End::Expired(why) => {
+                        End::Expired(why)
+                    }
+                });
             }
         };
-        let version = version.filter(|text| !text.is_empty());
-        if version.is_some() {
-            self.version = version;
+        if let Some(version) = version.filter(|text| !text.is_empty()) {
+            self.position = Position::At(version);
         }
         if let Some(update) = update {
             self.publish(update);
         }
         None
+    }
+}
+
+/// Reduces the pages of a list. A list in pages is always the current one: the watch cache ignores the limit of any
+/// other.
+fn with_smaller_pages(params: ListParams, first: u32) -> ListParams {
+    let smaller = |limit: u32| (limit / PAGE_DIVISOR).max(1);
+    ListParams {
+        limit: Some(params.limit.map_or(first, smaller)),
+        resource_version: None,
+        version_match: None,
+        ..params
     }
 }
 

@@ -105,7 +105,8 @@ impl Server {
 fn reflector(client: Client) -> Reflector<Namespaces> {
     let stores = Stores::new(Arc::default());
     Reflector {
-        api: Api::all(client),
+        api: Api::all(client.clone()),
+        keyed: Api::all(client),
         fields: None,
         page: PAGE_OF_METADATA,
         cache: Arc::new(Cache {
@@ -120,7 +121,7 @@ fn reflector(client: Client) -> Reflector<Namespaces> {
             let observe = |object| super::super::observe_namespace(object, &namespace_labels);
             apply_update(&mut stores.namespaces, "namespaces", update, observe);
         },
-        version: None,
+        position: Position::Unknown,
     }
 }
 
@@ -135,14 +136,11 @@ async fn a_server_that_is_behind_the_version_of_a_watch_is_listed_again() {
         let end = end_of_watch(&server).await;
         let why = format!("version {at},");
         assert!(
-            matches!(&end, End::Expired(why_expired) if why_expired.contains(&why)),
+            matches!(&end, End::Behind(why_behind) if why_behind.contains(&why)),
             "{at}: {end:?}"
         );
         let requests = server.requests.lock().unwrap().clone();
-        assert!(
-            requests.len() == 1 && requests[0].contains("limit=1"),
-            "{requests:?}"
-        );
+        assert_eq!(requests, ["&fieldSelector=metadata.name%3Dkube-system"]);
     }
 }
 
@@ -185,6 +183,18 @@ fn only_a_refusal_of_the_version_itself_requires_a_list() {
     assert!(matches!(End::of(&gone), End::Disconnected(_)));
 }
 
+#[test]
+fn only_a_timeout_with_the_cause_means_a_server_that_is_behind() {
+    let is_behind = |causes: &str| {
+        let status =
+            format!(r#"{{"code":504,"reason":"Timeout","details":{{"causes":[{causes}]}}}}"#);
+        let status: Status = serde_json::from_str(&status).unwrap();
+        matches!(End::of(&kube::Error::Api(status.boxed())), End::Behind(_))
+    };
+    assert!(is_behind(r#"{"reason":"ResourceVersionTooLarge"}"#));
+    assert!(!is_behind(""));
+}
+
 /// The most that a test sends if nothing stops the server.
 const ENDLESS_BYTES: usize = 3 * MAX_BYTES;
 
@@ -204,8 +214,10 @@ async fn serve_repeating(mut stream: TcpStream, start: &str, chunk: &[u8]) -> us
     sent
 }
 
-/// Returns a reflector with the client of the source, and the server that answers the client's first request.
+/// Returns a reflector with the client of the source, and the server, which answers this many requests and returns the
+/// number of bytes sent to the last.
 async fn with_repeating_server(
+    requests: usize,
     start: &'static str,
     chunk: Vec<u8>,
 ) -> (Reflector<Namespaces>, tokio::task::JoinHandle<usize>) {
@@ -220,8 +232,12 @@ async fn with_repeating_server(
     std::fs::write(kubeconfig.path(), text).unwrap();
     let connection = client(Some(kubeconfig.path())).await.unwrap();
     let served = tokio::spawn(async move {
-        let (stream, _) = listener.accept().await.unwrap();
-        serve_repeating(stream, start, &chunk).await
+        let mut sent = 0;
+        for _ in 0..requests {
+            let (stream, _) = listener.accept().await.unwrap();
+            sent = serve_repeating(stream, start, &chunk).await;
+        }
+        sent
     });
     (reflector(connection.client), served)
 }
@@ -239,16 +255,16 @@ fn assert_too_large(end: &End, sent: usize, what: &str) {
 #[tokio::test]
 async fn a_watch_event_without_an_end_is_refused_at_16_mib() {
     let chunk = vec![b'x'; 64 << 10];
-    let (mut reflector, served) = with_repeating_server(r#"{"type":""#, chunk).await;
+    let (mut reflector, served) = with_repeating_server(1, r#"{"type":""#, chunk).await;
     let end = reflector.watch("5000".to_owned()).await;
     assert_too_large(&end, served.await.unwrap(), "an event of a watch");
 }
 
 #[tokio::test]
-async fn a_list_page_is_refused_at_16_mib_even_with_line_ends() {
+async fn lists_and_pages_are_refused_at_16_mib_even_with_line_ends() {
     let mut chunk = vec![b'x'; 64 << 10];
     chunk.push(b'\n');
-    let (mut reflector, served) = with_repeating_server(r#"{"kind":""#, chunk).await;
+    let (mut reflector, served) = with_repeating_server(2, r#"{"kind":""#, chunk).await;
     reflector.page = 1;
     let end = reflector.list().await.unwrap_err();
     assert_too_large(&end, served.await.unwrap(), "a response");
@@ -260,21 +276,21 @@ async fn a_watch_may_send_more_than_16_mib_in_many_events() {
     let metadata = format!(r#"{{"name":"shop","resourceVersion":"5001","uid":"{padding}"}}"#);
     let object = format!(r#"{{"kind":"Namespace","apiVersion":"v1","metadata":{metadata}}}"#);
     let event = format!("{{\"type\":\"MODIFIED\",\"object\":{object}}}\n");
-    let (mut reflector, served) = with_repeating_server("", event.into_bytes()).await;
+    let (mut reflector, served) = with_repeating_server(1, "", event.into_bytes()).await;
     let end = reflector.watch("5000".to_owned()).await;
     assert!(matches!(end, End::Ended), "{end:?}");
     assert!(served.await.unwrap() >= ENDLESS_BYTES);
-    assert_eq!(reflector.version.as_deref(), Some("5001"));
+    assert_eq!(reflector.position, Position::At("5001".to_owned()));
 }
 
-/// Returns a page of namespaces with a megabyte each, as a query asks.
+/// Returns namespaces with a megabyte each: a page as a query asks, or all.
 fn page_of_large_namespaces(query: &str, total: usize) -> String {
     let parameter = |name: &str| {
         let mut parts = query.split('&');
         parts.find_map(|part| part.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
     };
     let (limit, from): (usize, usize) = (
-        parameter("limit").unwrap(),
+        parameter("limit").unwrap_or(total),
         parameter("continue").unwrap_or(0),
     );
     let to = total.min(from + limit);
@@ -300,8 +316,8 @@ fn page_of_large_namespaces(query: &str, total: usize) -> String {
 #[tokio::test]
 async fn a_page_over_16_mib_is_listed_in_smaller_pages() {
     const TOTAL: usize = 20;
-    let limits = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&limits);
+    let queries = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&queries);
     let service = tower::service_fn(move |request: Request<Body>| {
         let query = request.uri().query().unwrap_or_default();
         seen.lock().unwrap().push(query.to_owned());
@@ -320,10 +336,67 @@ async fn a_page_over_16_mib_is_listed_in_smaller_pages() {
         .namespaces
         .len();
     assert_eq!(names, TOTAL);
-    let limits = limits.lock().unwrap();
-    let refused = limits
-        .iter()
-        .filter(|query| !query.contains("limit=5"))
-        .count();
-    assert!(refused <= 2, "{limits:?}");
+    let queries = queries.lock().unwrap();
+    assert!(queries[0].contains("resourceVersion=0"), "{queries:?}");
+    // The watch cache would ignore the limit of a list with a version.
+    let pages = ["&limit=500", "&limit=50", "&limit=5", "&limit=5&continue=5"];
+    assert_eq!(queries[1..5], pages);
+    assert_eq!(queries.len(), 7, "{queries:?}");
+}
+
+/// Answers lists as an API server whose cache and store are at a version: a higher version is too large.
+fn list_at(at: u64, query: &str) -> Response<ResponseBody> {
+    let mut parts = query.split('&');
+    let wanted = parts.find_map(|part| part.strip_prefix("resourceVersion="));
+    if wanted.is_none_or(|wanted| wanted.parse::<u64>().unwrap() <= at) {
+        let list = r#"{"kind":"List","apiVersion":"v1","items":[],"metadata""#;
+        return Response::new(whole(format!(r#"{list}:{{"resourceVersion":"{at}"}}}}"#)));
+    }
+    let cause = r#"{"reason":"ResourceVersionTooLarge","message":"Too large resource version"}"#;
+    let status = r#"{"kind":"Status","status":"Failure","code":504,"reason":"Timeout","message":"Too large""#;
+    let refusal = format!(r#"{status},"details":{{"causes":[{cause}]}}}}"#);
+    let mut refusal = Response::new(whole(refusal));
+    *refusal.status_mut() = http::StatusCode::GATEWAY_TIMEOUT;
+    refusal
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restored_store_is_listed_after_it_refused_the_version() {
+    let queries = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&queries);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let query = request.uri().query().unwrap_or_default();
+        let answer = if query.contains("watch=true") {
+            Response::new(StreamBody::new(stream::pending()).boxed_unsync())
+        } else {
+            seen.lock().unwrap().push(query.to_owned());
+            list_at(3000, query)
+        };
+        std::future::ready(Ok::<_, std::io::Error>(answer))
+    });
+    let mut reflector = reflector(Client::new(service, "default"));
+    reflector.position = Position::Expired("5000".to_owned());
+    let cache = Arc::clone(&reflector.cache);
+    cache.update(|stores| stores.namespaces.finish_list(5000));
+    let running = tokio::spawn(reflector.run());
+    sleep(RETRY_INTERVAL[0] * 2).await;
+    running.abort();
+    assert_eq!(
+        *queries.lock().unwrap(),
+        [
+            "&resourceVersion=5000&resourceVersionMatch=NotOlderThan",
+            ""
+        ]
+    );
+    let fetched = r#"{"metadata":{"name":"shop","uid":"1","resourceVersion":"3001"}}"#;
+    let fetched =
+        super::super::observe_namespace(serde_json::from_str(fetched).unwrap(), &[].into());
+    let (name, namespace) = fetched.parsed.unwrap();
+    cache.update(|stores| {
+        stores
+            .namespaces
+            .insert_fetched(name, fetched.version, namespace);
+    });
+    let inventory = cache.inventory.borrow().clone();
+    assert_eq!(inventory.namespaces.len(), 1, "versions are low again");
 }
