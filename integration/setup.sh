@@ -231,10 +231,25 @@ kubernetes_program() { # NAME VARIABLE MINUTES [SUFFIX]
   mv "$program.new" "$program"
 }
 
+# etcd in the version of integration/apiserver/go.mod. With an etcd before 3.4.25 or 3.5.8, as distributions have, an API
+# server reads lists from etcd that it answers from its cache in clusters.
+need_etcd() {
+  local version
+  version=$(sed -n 's|^\s*go.etcd.io/etcd/server/v3 \(v[0-9.]*\).*|\1|p' integration/apiserver/go.mod)
+  ETCD=$tools/etcd-$version
+  [ -x "$ETCD" ] && return
+  need_go
+  say "Building etcd $version (about two minutes on two cores, once)"
+  mkdir -p "$tools"
+  "$GO" -C integration/apiserver build -trimpath -ldflags '-s -w' -o "$ETCD.new" go.etcd.io/etcd/server/v3 ||
+    die "go failed to build etcd"
+  mv "$ETCD.new" "$ETCD"
+}
+
 # A real API server with etcd.
 need_apiserver() {
-  need_commands etcd:etcd-server curl:curl openssl:openssl
-  ETCD=$(PATH=$PATH:/usr/sbin:/sbin command -v etcd)
+  need_commands curl:curl openssl:openssl
+  need_etcd
   kubernetes_program kube-apiserver KUBE_APISERVER 'about ten'
 }
 
