@@ -11,23 +11,25 @@ pub(crate) type Elements = BTreeMap<IpAddr, String>;
 /// The owner of addresses that an earlier process served, until their pods are known.
 const UNKNOWN: &str = "unknown";
 
-/// The owners per address: several while an address has gone to another pod and its previous owner is known; the
-/// element is named after the latest.
+/// The owners of addresses. The index by owner makes a change cost the same beside any number of pods.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Owners(BTreeMap<IpAddr, Vec<String>>);
+pub(crate) struct Owners {
+    /// Several per address while an address has gone to another pod and its previous owner is known; the element is named
+    /// after the latest.
+    by_address: BTreeMap<IpAddr, Vec<String>>,
+    by_owner: BTreeMap<String, BTreeSet<IpAddr>>,
+}
 
 impl Owners {
     /// Returns the union of previous and new addresses.
     pub(crate) fn set(&mut self, owner: &str, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
         let before = self.addresses_of(owner);
-        for (address, owners) in &mut self.0 {
-            owners.retain(|one| one != owner || addresses.contains(address));
+        for gone in before.difference(addresses) {
+            self.remove(*gone, owner);
         }
-        self.0.retain(|_, owners| !owners.is_empty());
         for new in addresses.difference(&before) {
-            let owners = self.0.entry(*new).or_default();
-            owners.retain(|one| one != UNKNOWN);
-            owners.push(owner.to_owned());
+            self.remove(*new, UNKNOWN);
+            self.add(*new, owner);
         }
         before.union(addresses).copied().collect()
     }
@@ -35,10 +37,9 @@ impl Owners {
     /// Records ownerless elements, added by an earlier process or another one.
     pub(crate) fn adopt(&mut self, found: &Elements) {
         for (address, owner) in found {
-            let owners = self.0.entry(*address).or_default();
-            owners.retain(|one| one != UNKNOWN);
-            if owners.is_empty() {
-                owners.push(owner.clone());
+            self.remove(*address, UNKNOWN);
+            if self.owner_of(*address).is_none() {
+                self.add(*address, owner);
             }
         }
     }
@@ -49,34 +50,54 @@ impl Owners {
         self.adopt(&unknown.collect());
     }
 
+    fn add(&mut self, address: IpAddr, owner: &str) {
+        let owners = self.by_address.entry(address).or_default();
+        owners.push(owner.to_owned());
+        let addresses = self.by_owner.entry(owner.to_owned()).or_default();
+        addresses.insert(address);
+    }
+
+    fn remove(&mut self, address: IpAddr, owner: &str) {
+        if let Some(owners) = self.by_address.get_mut(&address) {
+            owners.retain(|one| one != owner);
+            if owners.is_empty() {
+                self.by_address.remove(&address);
+            }
+        }
+        if let Some(addresses) = self.by_owner.get_mut(owner) {
+            addresses.remove(&address);
+            if addresses.is_empty() {
+                self.by_owner.remove(owner);
+            }
+        }
+    }
+
     /// Returns the owner that the element is named after.
     pub(crate) fn owner_of(&self, address: IpAddr) -> Option<&str> {
-        let latest = self.0.get(&address)?.last();
+        let latest = self.by_address.get(&address)?.last();
         latest.map(String::as_str)
     }
 
     pub(crate) fn addresses_of(&self, owner: &str) -> BTreeSet<IpAddr> {
-        let is_owned = |(_, owners): &(&IpAddr, &Vec<String>)| owners.iter().any(|it| it == owner);
-        let owned = self.0.iter().filter(is_owned);
-        owned.map(|(address, _)| *address).collect()
+        self.by_owner.get(owner).cloned().unwrap_or_default()
     }
 
     pub(crate) fn addresses(&self) -> BTreeSet<IpAddr> {
-        self.0.keys().copied().collect()
+        self.by_address.keys().copied().collect()
     }
 
     pub(crate) fn elements(&self) -> Elements {
         let latest =
             |(address, owners): (&IpAddr, &Vec<String>)| Some((*address, owners.last()?.clone()));
-        self.0.iter().filter_map(latest).collect()
+        self.by_address.iter().filter_map(latest).collect()
     }
 
     pub(crate) fn names(&self) -> BTreeSet<String> {
-        self.0.values().flatten().cloned().collect()
+        self.by_owner.keys().cloned().collect()
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.0.len()
+        self.by_address.len()
     }
 }
 
