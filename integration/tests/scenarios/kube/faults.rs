@@ -185,7 +185,7 @@ fn a_list_in_another_order_changes_nothing() {
 }
 
 #[test]
-fn a_watch_that_says_nothing_is_noticed_within_65_seconds_and_its_pod_is_enrolled() {
+fn a_watch_that_says_nothing_is_noticed_within_185_seconds_and_its_pod_is_enrolled() {
     if !integration::is_full_run() {
         return;
     }
@@ -199,16 +199,16 @@ fn a_watch_that_says_nothing_is_noticed_within_65_seconds_and_its_pod_is_enrolle
     label(&cluster, "web", "ambient");
     let seen = cluster
         .node
-        .until(&pod.spec, PodState::Enrolled, Duration::from_secs(72))
+        .until(&pod.spec, PodState::Enrolled, Duration::from_secs(200))
         .unwrap();
     assert_eq!(seen.desired(), Enrollment::Ambient);
-    // A watch lasts at least 45 s, so only its event can have reported this.
-    assert!(began.elapsed() > Duration::from_secs(40), "it was heard");
+    // A watch lasts at least 135 s, so only its event can have reported this.
+    assert!(began.elapsed() > Duration::from_secs(120), "it was heard");
     cluster.until_pods(true);
 }
 
 #[test]
-fn a_server_that_hangs_is_noticed_within_30_seconds_and_is_heard_again_when_it_speaks() {
+fn a_server_that_hangs_is_noticed_within_195_seconds_and_is_heard_again_when_it_speaks() {
     if !integration::is_full_run() {
         return;
     }
@@ -218,7 +218,7 @@ fn a_server_that_hangs_is_noticed_within_30_seconds_and_is_heard_again_when_it_s
     let plain = cluster.pod("plain", None);
     let listed = lists(&proxy);
     proxy.hang();
-    eventually("it is noticed", Duration::from_secs(33), || {
+    eventually("it is noticed", Duration::from_secs(200), || {
         let status = cluster.node.api().status()?;
         let mut all = status.conditions.iter();
         let pods = all.find(|found| found.name == "pods");
@@ -320,7 +320,7 @@ fn bookmarks_move_the_place_of_a_watch_that_has_nothing_to_tell() {
     let mut elsewhere = cluster.object("elsewhere", None);
     elsewhere["spec"]["nodeName"] = "another-node".into();
     cluster.create(&elsewhere);
-    let second = until_watches(&proxy, 2, Duration::from_secs(70));
+    let second = until_watches(&proxy, 2, Duration::from_secs(190));
     assert!(second.contains("allowWatchBookmarks=true"), "{second}");
     assert!(version(&second) > first, "{second}, after {first}");
     assert_eq!(lists(&proxy), listed);

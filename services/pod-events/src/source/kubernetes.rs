@@ -3,12 +3,11 @@
 //!
 //! A watch resumes from its last resource version. If the watch cannot resume, everything is listed again; until then
 //! the known objects are kept and the inventory is incomplete. A server that is gone is noticed at once, a hanging
-//! server within 30 s (see `liveness`), and a silent watch within 65 s (see `list_watch`).
+//! server and a watch without events within 195 s (see `list_watch`).
 
 mod client;
 mod get;
 mod list_watch;
-mod liveness;
 mod response_limit;
 mod retry_after;
 mod store;
@@ -28,7 +27,6 @@ use super::{Health, Inventory, PodKey, Scope, publish};
 use crate::pod::{Namespace, Pod};
 use client::Connection;
 use list_watch::{PAGE_OF_METADATA, PAGE_OF_OBJECTS, Position, Reflector, Update};
-use liveness::Liveness;
 use store::{Observed, Progress, Store};
 
 pub(super) use client::client;
@@ -73,14 +71,12 @@ pub(super) fn watch(
         health: watch::Sender::new(None),
         stores: Mutex::new(stores),
     });
-    let liveness = Arc::new(Liveness::new());
     let pods = Reflector {
         api: Api::<k8s::Pod>::all(client.clone()),
         keyed: Api::namespaced(client.clone(), KEYED_NAMESPACE),
         fields: Some(format!("spec.nodeName={}", scope.node)),
         page: PAGE_OF_OBJECTS,
         cache: Arc::clone(&cache),
-        liveness: Arc::clone(&liveness),
         retry_after: retry_after.clone(),
         apply: |stores, update| apply_update(&mut stores.pods, "pods", update, observe_pod),
         position: Position::Unknown,
@@ -91,7 +87,6 @@ pub(super) fn watch(
         fields: None,
         page: PAGE_OF_METADATA,
         cache: Arc::clone(&cache),
-        liveness: Arc::clone(&liveness),
         retry_after: retry_after.clone(),
         apply: |stores, update| {
             let namespace_labels = Arc::clone(&stores.namespace_labels);
@@ -104,10 +99,6 @@ pub(super) fn watch(
     tokio::spawn(inpod_service::abort_on_panic(
         "namespaces",
         namespaces.run(),
-    ));
-    tokio::spawn(inpod_service::abort_on_panic(
-        "liveness",
-        liveness.poll(client.clone()),
     ));
     let (inventory, health) = (cache.inventory.subscribe(), cache.health.subscribe());
     let reader = ApiReader::new(client, retry_after, scope, cache);

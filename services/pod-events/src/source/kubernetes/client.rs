@@ -1,12 +1,15 @@
 //! The API server's client, with an observer for `Retry-After` and a limit for responses.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use inpod_kube::ClientError;
 use kube::{Client, client::ClientBuilder};
 use tower::{layer::layer_fn, util::MapResponseLayer};
 
 use super::{response_limit::LimitResponses, retry_after::RetryAfter};
+
+/// The time without received data after which a connection counts as dead, longer than a watch without events may last.
+const READ_TIMEOUT: Duration = Duration::from_secs(240);
 
 #[derive(Clone)]
 pub(in crate::source) struct Connection {
@@ -18,7 +21,8 @@ pub(in crate::source) struct Connection {
 pub(in crate::source) async fn client(
     kubeconfig: Option<&Path>,
 ) -> Result<Connection, ClientError> {
-    let config = inpod_kube::client_config(kubeconfig).await?;
+    let mut config = inpod_kube::client_config(kubeconfig).await?;
+    config.read_timeout = Some(READ_TIMEOUT);
     let builder =
         ClientBuilder::try_from(config).map_err(ClientError::from_kubeconfig(kubeconfig))?;
     let retry_after = RetryAfter::default();

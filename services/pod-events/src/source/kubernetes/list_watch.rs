@@ -18,12 +18,9 @@ use kube::{
     api::{ListParams, WatchEvent, WatchParams},
 };
 use serde::de::DeserializeOwned;
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep, timeout},
-};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::{Cache, Stores, liveness::Liveness, response_limit, retry_after::RetryAfter};
+use super::{Cache, Stores, response_limit, retry_after::RetryAfter};
 pub(super) use position::Position;
 
 /// The first and the longest delay between attempts. The delay doubles in between, minus a random part of up to one
@@ -37,12 +34,17 @@ const STABLE_AFTER: Duration = Duration::from_secs(10);
 const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
 
 /// The timeout of a watch in seconds, minus a random part of up to a quarter, so that the nodes do not renew their
-/// watches together. The server sends a bookmark shortly before the end of a watch (Kubernetes, "API Concepts").
-const WATCH_SECONDS: u32 = 60;
+/// watches together. The start of the next watch is also the heartbeat by which a hanging server is noticed. The server
+/// sends a bookmark every minute and shortly before the end of a watch (Kubernetes, "API Concepts").
+const WATCH_SECONDS: u32 = 180;
 
-/// A watch that outlives its timeout by this duration is dead, or a proxy withholds its events. Such a watch is noticed
-/// within [`WATCH_SECONDS`] plus this duration even if the server answers everything else.
+/// A watch that outlives its timeout by this duration is dead, or a proxy withholds its events, even if the server
+/// answers everything else.
 const WATCH_END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The timeout for the check of a silent server. A hanging server is noticed within [`WATCH_SECONDS`] plus this and the
+/// previous duration.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The timeout for a list or a page of a list, and for the start of a watch.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -127,7 +129,6 @@ pub(super) struct Reflector<K> {
     pub(super) fields: Option<String>,
     pub(super) page: u32,
     pub(super) cache: Arc<Cache>,
-    pub(super) liveness: Arc<Liveness>,
     pub(super) retry_after: RetryAfter,
     pub(super) apply: fn(&mut Stores, Update<K>),
     pub(super) position: Position,
@@ -194,7 +195,6 @@ where
                 }
                 page => page?,
             };
-            self.liveness.record_activity();
             self.publish(Update::ListPage(page.items));
             params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
             if params.continue_token.is_none() {
@@ -211,7 +211,6 @@ where
     }
 
     async fn watch(&mut self, version: String) -> End {
-        let mut failures = self.liveness.failures();
         let lasts = WATCH_SECONDS - fastrand::u32(..WATCH_SECONDS / 4);
         let over = Instant::now() + Duration::from_secs(lasts.into());
         let mut has_events = false;
@@ -226,18 +225,12 @@ where
             Err(end) => return end,
         };
         self.publish(Update::Resumed);
-        let quiet = Duration::from_secs(lasts.into()) + WATCH_END_TIMEOUT;
         let mut events = pin!(events);
         loop {
-            self.liveness.record_activity();
-            let event = tokio::select! {
-                event = timeout(quiet, events.next()) => event,
-                why = liveness_failure(&mut failures) => return End::Disconnected(why),
-            };
-            let end = match event {
-                Err(_) => End::Expired("a watch stayed silent past its timeout".to_owned()),
+            let end = match timeout_at(over + WATCH_END_TIMEOUT, events.next()).await {
+                Err(_) => self.check_silence(&version).await,
                 Ok(None) if !has_events && Instant::now() >= over => {
-                    self.check_rollback(&version).await
+                    self.check_rollback(&version).await.unwrap_or(End::Ended)
                 }
                 Ok(None) => End::Ended,
                 Ok(Some(Err(error))) => End::of(&error),
@@ -253,23 +246,37 @@ where
         }
     }
 
-    /// Checks whether the server's store has fallen behind the watched version. Only the version of the list matters,
-    /// so the list is read by key: the watch cache walks all objects for a list with `limit=1`. The listed kind is the
-    /// watched kind, because a cluster may keep each kind in an etcd with versions of its own
+    /// Decides about a watch that outlived its timeout. The watch resumes after a hanging server; if the server answers
+    /// everything else, events were withheld.
+    async fn check_silence(&self, watched: &str) -> End {
+        match self.check_rollback(watched).await {
+            Some(end) => end,
+            None => End::Expired("a watch stayed silent past its timeout".to_owned()),
+        }
+    }
+
+    /// Checks whether the server answers, and whether its store has fallen behind the watched version. Only the version
+    /// of the list matters, so the list is read by key: the watch cache walks all objects for a list with `limit=1`. The
+    /// listed kind is the watched kind, because a cluster may keep each kind in an etcd with versions of its own
     /// (`--etcd-servers-overrides`).
-    async fn check_rollback(&self, watched: &str) -> End {
+    async fn check_rollback(&self, watched: &str) -> Option<End> {
         let by_key = ListParams::default().fields(KEY_SELECTOR);
-        let Ok(page) = with_timeout(self.keyed.list_metadata(&by_key)).await else {
-            return End::Ended;
+        let page = match timeout(CHECK_TIMEOUT, self.keyed.list_metadata(&by_key)).await {
+            Err(_) => {
+                return Some(End::Disconnected(
+                    "the API server does not answer".to_owned(),
+                ));
+            }
+            Ok(page) => page.ok()?,
         };
         let at = page.metadata.resource_version.unwrap_or_default();
         let numbers = (at.parse::<u64>(), watched.parse::<u64>());
-        if matches!(numbers, (Ok(at), Ok(watched)) if at < watched) {
-            return End::Behind(format!(
+        let is_behind = matches!(numbers, (Ok(at), Ok(watched)) if at < watched);
+        is_behind.then(|| {
+            End::Behind(format!(
                 "the API server is at version {at}, but sent {watched} before: its store was restored from a backup"
-            ));
-        }
-        End::Ended
+            ))
+        })
     }
 
     /// Publishes an event. Returns an end for an error.
@@ -311,13 +318,6 @@ fn with_smaller_pages(params: ListParams, first: u32) -> ListParams {
         resource_version: None,
         version_match: None,
         ..params
-    }
-}
-
-async fn liveness_failure(failures: &mut watch::Receiver<String>) -> String {
-    match failures.changed().await {
-        Ok(()) => failures.borrow_and_update().clone(),
-        Err(_) => std::future::pending().await,
     }
 }
 

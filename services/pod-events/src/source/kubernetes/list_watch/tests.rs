@@ -13,6 +13,7 @@ use kube::{
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
+    sync::watch,
 };
 use tonic::codegen::Bytes;
 
@@ -114,7 +115,6 @@ fn reflector(client: Client) -> Reflector<Namespaces> {
             health: watch::Sender::new(None),
             stores: Mutex::new(stores),
         }),
-        liveness: Arc::new(Liveness::new()),
         retry_after: RetryAfter::default(),
         apply: |stores, update| {
             let namespace_labels = Arc::clone(&stores.namespace_labels);
@@ -158,6 +158,34 @@ async fn a_server_that_sent_a_bookmark_is_not_asked_for_its_version() {
     let end = end_of_watch(&server).await;
     assert!(matches!(end, End::Ended), "{end:?}");
     assert_eq!(*server.requests.lock().unwrap(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_watch_of_a_server_that_hangs_resumes_and_of_another_is_listed() {
+    for hangs in [false, true] {
+        let service = tower::service_fn(move |request: Request<Body>| async move {
+            let query = request.uri().query().unwrap_or_default();
+            if query.contains("watch=true") {
+                let silence = StreamBody::new(stream::pending()).boxed_unsync();
+                return Ok::<_, std::io::Error>(Response::new(silence));
+            }
+            if hangs {
+                std::future::pending::<()>().await;
+            }
+            Ok(list_at(6000, query))
+        });
+        let mut reflector = reflector(Client::new(service, "default"));
+        let began = Instant::now();
+        let end = reflector.watch("5000".to_owned()).await;
+        let is_right = match &end {
+            End::Disconnected(_) => hangs,
+            End::Expired(_) => !hangs,
+            End::Ended | End::TooLarge(_) | End::Behind(_) => false,
+        };
+        assert!(is_right, "{hangs}: {end:?}");
+        let noticed = Duration::from_secs(WATCH_SECONDS.into()) + WATCH_END_TIMEOUT + CHECK_TIMEOUT;
+        assert!(began.elapsed() <= noticed, "{:?}", began.elapsed());
+    }
 }
 
 #[test]
