@@ -70,6 +70,7 @@ impl Node {
                 let known = self.explain(spec)?;
                 ensure!(known.state() == PodState::Enrolled, "{known:?}");
                 let rules = known.rules.as_ref().context("no rules reported")?;
+                ensure!(!rules.fingerprint.is_empty(), "the rules were not compared");
                 ensure!(rules.differences.is_empty(), "{:?}", rules.differences);
                 ensure!(
                     known
