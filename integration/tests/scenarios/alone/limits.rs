@@ -28,14 +28,14 @@ const REST: Duration = Duration::from_secs(15);
 #[rustfmt::skip]
 const LIMITS: &[(&str, f64, &str)] = &[
     ("ADD, netns_visits", 1.0, "to verify the netns, and to open what is needed in it"),
-    ("ADD, netlink_requests", 30.0, "one look before the change, one after, and ztunnel's listeners by TCP and UDP"),
+    ("ADD, netlink_requests", 28.0, "one look before the change, one after, and ztunnel's listeners by TCP and UDP"),
     ("ADD, process_walks", 0.0, "no step may grow with the node's processes"),
     ("ADD, conntrack_dumps", 0.0, "no step may grow with the node's connections"),
     ("ADD, calls", 3.0, "ClaimNetns, AddWorkload, ApplyRules"),
     ("ADD, wake-ups", 60.0, "of three services that call each other one after another"),
     ("ADD, system calls", 340.0, "of the three services"),
     ("DEL, netns_visits", 0.0, "nothing has to be done in a netns that ends"),
-    ("DEL, netlink_requests", 6.0, "the pod's addresses leave the probe set"),
+    ("DEL, netlink_requests", 4.0, "the pod's addresses leave the probe set"),
     ("DEL, process_walks", 0.0, "no step may grow with the node's processes"),
     ("DEL, conntrack_dumps", 0.0, "no step may grow with the node's connections"),
     ("DEL, calls", 2.0, "RemoveWorkload, ReleaseNetns"),
