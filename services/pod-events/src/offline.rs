@@ -35,8 +35,9 @@ use spool::{Event, EventHandler};
 /// The interval of scans: a plugin whose call failed midway spools even while pod-events runs.
 const SCAN_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The time between two lists, so that many changes in a row, such as a label on every namespace, write few lists.
-const CHANGE_PAUSE: Duration = Duration::from_millis(200);
+/// The first and the longest time between two lists. The time doubles while changes follow each other, so that a label
+/// on every namespace writes few lists.
+const CHANGE_PAUSE: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(2)];
 
 const CONDITION: &str = "plugin-state";
 
@@ -88,6 +89,8 @@ impl PluginState {
     }
 
     async fn run(mut self, mut changes: watch::Receiver<Arc<Inventory>>) {
+        let [shortest, longest] = CHANGE_PAUSE;
+        let mut pause = shortest;
         let mut ticks = interval(SCAN_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -97,7 +100,13 @@ impl PluginState {
             };
             self.sync(is_due).await;
             if !is_due {
-                sleep(CHANGE_PAUSE).await;
+                sleep(pause).await;
+                let goes_on = changes.has_changed().unwrap_or(false);
+                pause = if goes_on {
+                    longest.min(pause * 2)
+                } else {
+                    shortest
+                };
             }
         }
     }
