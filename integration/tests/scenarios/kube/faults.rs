@@ -10,12 +10,17 @@ use serde_json::json;
 
 const ALL: usize = usize::MAX;
 
-/// Counts the lists, without those of a single key, which only ask for the server's version.
-fn lists(proxy: &ApiProxy) -> usize {
+/// Returns the queries of the lists, without those of a single key, which only ask for the server's version.
+fn full_lists(proxy: &ApiProxy) -> Vec<String> {
     let asked = proxy.asked(Verb::List, "*").into_iter();
-    asked
-        .filter(|it| !it.query.contains("metadata.name"))
-        .count()
+    let queries = asked.map(|asked| asked.query);
+    queries
+        .filter(|query| !query.contains("metadata.name"))
+        .collect()
+}
+
+fn lists(proxy: &ApiProxy) -> usize {
+    full_lists(proxy).len()
 }
 
 /// Waits for this many watches on pods; returns the last one's query.
@@ -240,8 +245,10 @@ fn a_server_that_hangs_is_noticed_within_195_seconds_and_is_heard_again_when_it_
         .unwrap();
     cluster.until_pods(true);
     // The other watch may have hung on until the server answered again: its silence is then taken for withheld events.
-    let later = lists(&proxy) - listed;
-    assert!(later <= 1, "{later} lists, but one watch resumed");
+    let later = full_lists(&proxy).split_off(listed);
+    assert!(later.len() <= 1, "{later:?}, but one watch resumed");
+    let goes_on = |query: &String| query.contains("resourceVersionMatch=NotOlderThan");
+    assert!(later.iter().all(goes_on), "{later:?}");
 }
 
 #[test]
