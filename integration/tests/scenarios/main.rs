@@ -68,10 +68,6 @@ mod alone {
     mod zds_storm;
 }
 
-/// Programs with the feature otlp.
-#[cfg(feature = "otlp")]
-mod otlp;
-
 /// A node of a real API server.
 mod kube {
     mod away;

@@ -110,7 +110,7 @@ impl PodEventsService for Server {
         &self,
         request: Request<wire::DeletePodRequest>,
     ) -> Result<Response<wire::DeletePodResponse>, Status> {
-        let trace = Trace::from_headers(request.metadata().as_ref()).with_current_span();
+        let trace = Trace::from_headers(request.metadata().as_ref());
         let sandbox: SandboxRef =
             required("sandbox", request.into_inner().sandbox).map_err(to_status)?;
         let deferred = trace::scope(trace, self.registry.delete(&sandbox)).await;

@@ -18,7 +18,7 @@ pub(crate) fn current() -> Trace {
 }
 
 pub(crate) fn inject(metadata: &mut MetadataMap) {
-    let trace = current().with_current_span();
+    let trace = current();
     let value = trace.header().and_then(|header| header.parse().ok());
     if let Some(value) = value {
         metadata.insert(TRACEPARENT, value);

@@ -124,7 +124,10 @@ fn wrongs() -> Vec<(Wrong<'static>, &'static [&'static str])> {
         (flags(&["info"]), &["info"]),
         (flags(&["--log-level", "loud"]), &["log_level"]),
         (flags(&["--log-format", "xml"]), &["log_format", "xml"]),
-        (flags(&["--otlp-endpoint", "collector"]), &["otlp_endpoint"]),
+        (
+            flags(&["--otlp-endpoint", "collector"]),
+            &["--otlp-endpoint", "was removed"],
+        ),
         (
             flags(&["--health-address", "15041"]),
             &["health_address", "15041", "ADDRESS:PORT"],

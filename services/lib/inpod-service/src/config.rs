@@ -72,12 +72,13 @@ pub const COMMON: &[Key] = &[
         default: Some(""),
         help: "ADDRESS:PORT at which HTTP probes are answered: /livez and /readyz, like --check-live and --check; empty: nowhere",
     },
-    Key {
-        name: "otlp_endpoint",
-        default: Some(""),
-        help: "OTLP endpoint for spans: http://HOST:PORT (gRPC without TLS) or unix:/PATH; no spans if empty. For binaries built with the cargo feature otlp",
-    },
 ];
+
+/// Settings of the previous release that no service has any more, each with its replacement.
+const REMOVED: &[(&str, &str)] = &[(
+    "otlp_endpoint",
+    "services export no spans any more; remove the setting, and use the trace_id of the logs and the metric inpod_pod_events_add_phase_duration_seconds",
+)];
 
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Common {
@@ -202,7 +203,7 @@ pub(crate) fn load(
         ),
         (
             "command line".to_owned(),
-            source::from_flags(&keys, &matches),
+            source::from_flags(&keys, &matches)?,
         ),
     ] {
         for (name, value) in values {
@@ -262,6 +263,9 @@ fn command(service: &Service, keys: &[Key]) -> clap::Command {
                 .long(key.name.replace('_', "-"))
                 .value_name("VALUE")
                 .help(format!("{} [{default}]", key.help))
+        }))
+        .args(REMOVED.iter().map(|(name, _)| {
+            Arg::new(*name).long(name.replace('_', "-")).hide(true)
         }))
 }
 

@@ -12,11 +12,6 @@ mod grpc;
 mod log;
 mod log_throttle;
 pub mod metrics;
-#[cfg(feature = "otlp")]
-pub mod otlp;
-#[cfg(not(feature = "otlp"))]
-#[path = "without_otlp.rs"]
-mod otlp;
 pub mod peer;
 mod readiness;
 mod rlimit;
@@ -37,7 +32,6 @@ pub use inpod_types::VERSION;
 pub use log::escape_controls;
 pub use log_throttle::throttle_log;
 pub use metrics::Metrics;
-pub use otlp::{child_span, record_attribute};
 pub use readiness::{Condition, Readiness};
 pub use shutdown::Shutdown;
 pub use supervised_task::abort_on_panic;
@@ -274,21 +268,17 @@ where
         }
         Command::Run(loaded) => loaded,
     };
-    let spans = otlp::ExporterBuilder::new(loaded.read()?);
     let (common, settings) = loaded.parse::<C>()?;
-    let levels = log::init(common.log_level, common.log_format, spans.layer())?;
+    let levels = log::init(common.log_level, common.log_format)?;
     runtime(builder)?.block_on(async {
         let daemon = prepare(*service, common, levels)?;
-        let exporter = spans.export(service, &daemon.instance_id, &daemon.metrics);
         tracing::info!(
             version = service.version,
             instance = &*daemon.instance_id,
             "Started"
         );
         // This clone lives to the end, even if `run` drops the other one.
-        let result = run(settings, daemon.clone()).await;
-        exporter.flush().await;
-        result?;
+        run(settings, daemon.clone()).await?;
         daemon.clean_up();
         tracing::info!("Stopped");
         Ok(())

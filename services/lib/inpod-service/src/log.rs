@@ -7,20 +7,13 @@ use std::{
 };
 
 use anyhow::anyhow;
-use tracing::{Level, Metadata, Subscriber};
+use tracing::{Level, Subscriber};
 use tracing_subscriber::{
-    Layer,
-    filter::{LevelFilter, filter_fn},
-    fmt,
-    layer::SubscriberExt as _,
-    registry,
-    registry::LookupSpan,
+    Layer, fmt, layer::SubscriberExt as _, registry, registry::LookupSpan,
     util::SubscriberInitExt as _,
 };
 
-use crate::otlp;
 pub(crate) use levels::Levels;
-use levels::{Filter, WARN_ONLY_LIBRARIES};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
@@ -40,30 +33,15 @@ impl FromStr for Format {
     }
 }
 
-/// Writes events to standard error, exports spans if a layer for spans is given, and returns the levels.
-pub(crate) fn init(
-    level: Level,
-    format: Format,
-    spans: Option<otlp::Layer>,
-) -> anyhow::Result<Arc<Levels>> {
+/// Writes events to standard error, and returns the levels.
+pub(crate) fn init(level: Level, format: Format) -> anyhow::Result<Arc<Levels>> {
     let (levels, filter) = Levels::new(level);
-    let result = match spans {
-        None => registry()
-            .with(filter)
-            .with(lines(format, io::stderr))
-            .try_init(),
-        Some(spans) => exporting(filter, format, spans).try_init(),
-    };
-    result.map_err(|error| anyhow!("cannot start the log: {error}"))?;
-    Ok(levels)
-}
-
-/// Exports spans at any log level, since each output has a filter of its own.
-fn exporting(filter: Filter, format: Format, spans: otlp::Layer) -> impl Subscriber + Send + Sync {
-    let exported = filter_fn(is_exported).with_max_level_hint(LevelFilter::INFO);
     registry()
-        .with(lines(format, io::stderr).with_filter(filter))
-        .with(spans.with_filter(exported))
+        .with(filter)
+        .with(lines(format, io::stderr))
+        .try_init()
+        .map_err(|error| anyhow!("cannot start the log: {error}"))?;
+    Ok(levels)
 }
 
 fn lines<S, W>(
@@ -120,13 +98,6 @@ pub fn escape_controls(text: &str) -> String {
     escaped
 }
 
-fn is_exported(metadata: &Metadata<'_>) -> bool {
-    let is_of_library = |name: &&str| metadata.target().starts_with(name);
-    metadata.is_span()
-        && *metadata.level() <= Level::INFO
-        && !WARN_ONLY_LIBRARIES.iter().any(is_of_library)
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
@@ -161,40 +132,5 @@ mod tests {
             "{text:?}"
         );
         assert!(text.matches("a\\nb\\rc").count() >= 7, "{text:?}");
-    }
-
-    #[cfg(feature = "otlp")]
-    #[test]
-    fn spans_are_exported_whatever_is_logged_and_those_of_libraries_and_details_are_not() {
-        use http::{HeaderMap, HeaderValue};
-
-        use crate::{TRACEPARENT, Trace};
-
-        let mut headers = HeaderMap::new();
-        let header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        headers.insert(TRACEPARENT, HeaderValue::from_static(header));
-        let trace = Trace::from_headers(&headers);
-        let (layer, mut waiting) = otlp::test_layer();
-        let (_levels, filter) = Levels::new(Level::ERROR);
-        with_default(exporting(filter, Format::Text, layer), || {
-            let call = tracing::info_span!("call");
-            otlp::serve(&call, &trace, "/service/Method");
-            let _within = call.enter();
-            let detail = tracing::debug_span!("detail");
-            let _within = detail.enter();
-            drop(tracing::info_span!(target: "hyper::client", "library"));
-            drop(otlp::child_span("claim", &trace.with_current_span()));
-            drop(tracing::info_span!("step"));
-        });
-        let exported = std::iter::from_fn(|| waiting.try_recv().ok());
-        let exported: Vec<_> = exported.collect();
-        let names: Vec<_> = exported.iter().map(|span| &*span.name).collect();
-        assert_eq!(names, ["claim", "step", "service/Method"]);
-        let [claim, step, call] = &*exported else {
-            panic!("{names:?}")
-        };
-        for within in [claim, step] {
-            assert_eq!(within.parent_span_id, call.span_id);
-        }
     }
 }

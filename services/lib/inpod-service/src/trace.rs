@@ -4,8 +4,6 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 
-use crate::otlp;
-
 /// The header with the trace context (W3C Trace Context, level 1).
 pub const TRACEPARENT: &str = "traceparent";
 
@@ -36,13 +34,6 @@ impl Trace {
             .get(1)
             .is_some_and(|id| id.bytes().any(|byte| byte != b'0'));
         Self((is_trace && is_valid).then(|| text.into()))
-    }
-
-    /// Makes the current span the parent, if spans are exported, so that calls on the caller's behalf appear below the
-    /// span.
-    #[must_use]
-    pub fn with_current_span(self) -> Self {
-        otlp::current_traceparent(&self).map_or(self, |header| Self::parse(&header))
     }
 
     /// Returns the trace id, which the log lines of all processes share.

@@ -6,9 +6,7 @@ use std::{
     time::Duration,
 };
 
-use inpod_service::Trace;
 use tokio::time::Instant;
-use tracing::{Instrument as _, Span};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
@@ -48,8 +46,6 @@ struct Clock {
     phase: Phase,
     since: Instant,
     spent: BTreeMap<Phase, Duration>,
-    trace: Trace,
-    part: Span,
 }
 
 impl Default for Clock {
@@ -58,8 +54,6 @@ impl Default for Clock {
             phase: Phase::Other,
             since: Instant::now(),
             spent: BTreeMap::new(),
-            trace: Trace::default(),
-            part: Span::none(),
         }
     }
 }
@@ -68,12 +62,6 @@ impl Clock {
     fn set(&mut self, phase: Phase) {
         self.count();
         self.phase = phase;
-        self.part = match phase {
-            Phase::Other => Span::none(),
-            Phase::Queue | Phase::Decide | Phase::Claim | Phase::HandOver | Phase::Rules => {
-                inpod_service::child_span(phase.name(), &self.trace)
-            }
-        };
     }
 
     fn count(&mut self) {
@@ -84,15 +72,6 @@ impl Clock {
 }
 
 impl Phases {
-    /// Records the phases as spans of a trace.
-    pub fn with_trace(trace: &Trace) -> Self {
-        let trace = trace.clone();
-        Self(Arc::new(Mutex::new(Clock {
-            trace,
-            ..Clock::default()
-        })))
-    }
-
     fn lock(&self) -> MutexGuard<'_, Clock> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -107,11 +86,10 @@ impl Phases {
         PhaseGuard(self.clone())
     }
 
-    /// Runs a future within a phase. The future's calls to other services have the phase's span as parent.
+    /// Runs a future within a phase.
     pub async fn during<F: Future>(&self, phase: Phase, work: F) -> F::Output {
         let _lasts = self.enter(phase);
-        let part = self.lock().part.clone();
-        work.instrument(part).await
+        work.await
     }
 
     /// Returns the current phase and its beginning.

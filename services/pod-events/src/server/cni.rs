@@ -22,7 +22,7 @@ use crate::{
 };
 
 fn add_call(request: Request<wire::AddPodRequest>) -> Result<(PodKey, AddCall), Invalid> {
-    let trace = Trace::from_headers(request.metadata().as_ref()).with_current_span();
+    let trace = Trace::from_headers(request.metadata().as_ref());
     let deadline = inpod_service::deadline(&request);
     let message = request.into_inner();
     let selector = message
@@ -46,15 +46,9 @@ impl Server {
         request: Request<wire::AddPodRequest>,
     ) -> Result<wire::AddPodResponse, Failure> {
         let (key, call) = add_call(request)?;
-        inpod_service::record_attribute("k8s.namespace.name", &key.0);
-        inpod_service::record_attribute("k8s.pod.name", &key.1);
         let timer = self.metrics.start_add(call.phases.clone());
         let added = self.registry.add(&key, call).await;
         timer.finish(&added);
-        let reason = added
-            .as_ref()
-            .map_or_else(|failure| failure.reason, |added| added.reason);
-        inpod_service::record_attribute("inpod.reason", &reason);
         let added = added?;
         Ok(wire::AddPodResponse {
             enrollment: types::Enrollment::from(added.enrollment).into(),

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::ArgMatches;
 use config::{File, FileFormat, Map, Source as _, Value};
 
-use super::{ConfigError, Key};
+use super::{ConfigError, Key, REMOVED};
 
 pub(super) fn defaults(keys: &[Key]) -> Map<String, Value> {
     let value = |key: &Key| Some((key.name.to_owned(), key.default?.into()));
@@ -60,17 +60,30 @@ fn is_service_link(name: &str) -> bool {
         || name.contains("_PORT_")
 }
 
-pub(super) fn from_flags(keys: &[Key], matches: &ArgMatches) -> Map<String, Value> {
+pub(super) fn from_flags(
+    keys: &[Key],
+    matches: &ArgMatches,
+) -> Result<Map<String, Value>, ConfigError> {
+    let is_set = |(name, _): &&(&str, &str)| matches.contains_id(name);
+    if let Some((name, _)) = REMOVED.iter().find(is_set) {
+        let flag = format!("--{}", name.replace('_', "-"));
+        known(keys, name, &flag, "the command line")?;
+    }
     let value = |key: &Key| {
         let text = matches.get_one::<String>(key.name)?;
         Some((key.name.to_owned(), text.as_str().into()))
     };
-    keys.iter().filter_map(value).collect()
+    Ok(keys.iter().filter_map(value).collect())
 }
 
 fn known(keys: &[Key], name: &str, written: &str, origin: &str) -> Result<(), ConfigError> {
     if keys.iter().any(|key| key.name == name) {
         return Ok(());
+    }
+    if let Some((_, instead)) = REMOVED.iter().find(|(removed, _)| *removed == name) {
+        return Err(ConfigError::Keys(format!(
+            "setting {written} from {origin} was removed: {instead}"
+        )));
     }
     let nearest = keys
         .iter()

@@ -302,36 +302,23 @@ fn sources_that_conflict_are_no_error_and_the_loser_is_still_checked() {
     );
 }
 
-fn refused_endpoint(endpoint: &str) -> String {
-    let Command::Run(loaded) = load_with(&["--otlp-endpoint", endpoint], &[]).unwrap() else {
-        panic!("expected to run");
-    };
-    let error = loaded.read::<crate::otlp::Settings>().unwrap_err();
-    format!("{:#}", anyhow::Error::from(error))
-}
-
 #[test]
-fn spans_go_nowhere_where_nothing_is_said() {
-    let Command::Run(loaded) = load_with(&[], &[]).unwrap() else {
-        panic!("expected to run");
-    };
-    loaded.read::<crate::otlp::Settings>().unwrap();
-}
-
-#[cfg(not(feature = "otlp"))]
-#[test]
-fn an_endpoint_for_spans_names_the_feature_that_this_build_lacks() {
-    let error = refused_endpoint("http://127.0.0.1:4317");
-    for part in ["otlp_endpoint", "the command line", "cargo feature otlp"] {
-        assert!(error.contains(part), "{part} is not in {error}");
+fn a_removed_setting_is_refused_with_what_to_use_instead() {
+    let (_file, path) = file_with("otlp_endpoint = \"\"\n");
+    for (error, setting) in [
+        (refused(&["--config", &path], &[]), "otlp_endpoint"),
+        (
+            refused(&[], &[("INPOD_OTLP_ENDPOINT", "")]),
+            "INPOD_OTLP_ENDPOINT",
+        ),
+        (refused(&["--otlp-endpoint", "x"], &[]), "--otlp-endpoint"),
+    ] {
+        for part in [setting, "was removed", "trace_id", "add_phase_duration"] {
+            assert!(error.contains(part), "{part} is not in {error}");
+        }
     }
-}
-
-#[cfg(feature = "otlp")]
-#[test]
-fn an_endpoint_for_spans_that_is_none_is_named_with_its_origin() {
-    let error = refused_endpoint("collector:4317");
-    for part in ["otlp_endpoint", "the command line", "http://HOST:PORT"] {
-        assert!(error.contains(part), "{part} is not in {error}");
-    }
+    let Ok(Command::PrintHelp(help)) = load_with(&["--help"], &[]) else {
+        panic!("expected the help");
+    };
+    assert!(!help.contains("otlp"), "{help}");
 }

@@ -24,7 +24,7 @@ use tonic::{Status, body::Body};
 use tower::{Layer, Service, layer::layer_fn, service_fn};
 use tracing::{Instrument as _, Span};
 
-use crate::{Metrics, Trace, otlp, peer::Peer};
+use crate::{Metrics, Trace, peer::Peer};
 pub use limit::ConcurrencyGroup;
 use limit::Limit;
 use receive::Receive;
@@ -109,9 +109,7 @@ pub(super) fn stack<S: Next>(
 /// Starts a span with the method and the caller's trace id.
 fn start_span(call: &Request) -> Span {
     let trace = Trace::from_headers(call.headers());
-    let span = tracing::info_span!("call", method = call.uri().path(), trace_id = trace.id());
-    otlp::serve(&span, &trace, call.uri().path());
-    span
+    tracing::info_span!("call", method = call.uri().path(), trace_id = trace.id())
 }
 
 /// Returns whether a path is of health, reflection or metrics.

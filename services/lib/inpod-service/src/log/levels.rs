@@ -18,11 +18,8 @@ use tracing_subscriber::{
     reload,
 };
 
-use crate::otlp;
-
 /// Libraries limited to `warn`, because of the size of their debug output.
-pub(super) const WARN_ONLY_LIBRARIES: [&str; 6] =
-    ["h2", "hyper", "hyper_util", "tonic", "tower", "kube"];
+const WARN_ONLY_LIBRARIES: [&str; 6] = ["h2", "hyper", "hyper_util", "tonic", "tower", "kube"];
 
 /// The module of kube that logs each failed request as an error. A service reports the failure itself, once, as a
 /// condition and a warning, so these lines are only for debugging.
@@ -160,7 +157,6 @@ fn targets(default: Level, scopes: &[(&str, Level)]) -> Targets {
         .with_targets(WARN_ONLY_LIBRARIES.map(|name| (name, default.min(Level::WARN))))
         .with_target(CLIENT_OF_KUBERNETES, failed_requests)
         .with_targets(modules.copied())
-        .with_target(otlp::EXPORT_ONLY_TARGET, LevelFilter::OFF)
 }
 
 #[cfg(test)]

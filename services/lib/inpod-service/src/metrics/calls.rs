@@ -11,7 +11,6 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::duration_histogram;
-use crate::otlp;
 
 type ByMethod = [(&'static str, Cow<'static, str>); 1];
 type ByMethodAndCode = [(&'static str, Cow<'static, str>); 2];
@@ -60,7 +59,6 @@ impl Calls {
             method: method_of(path),
             began: Instant::now(),
             code: Some(Code::Cancelled),
-            span: otlp::Call::current(),
         }
     }
 
@@ -83,7 +81,6 @@ pub(crate) struct OpenCall {
     method: Cow<'static, str>,
     began: Instant,
     code: Option<Code>,
-    span: otlp::Call,
 }
 
 impl OpenCall {
@@ -97,11 +94,9 @@ impl OpenCall {
     /// Records the status code of the call; a later code is ignored.
     pub(crate) fn end(&mut self, code: Code) {
         if self.code.take().is_some() {
-            let name = name_of(code);
-            self.span.end(code, name);
             let labels = [
                 ("method", self.method.clone()),
-                ("code", Cow::Borrowed(name)),
+                ("code", Cow::Borrowed(name_of(code))),
             ];
             self.calls.requests.get_or_create(&labels).inc();
         }

@@ -52,7 +52,7 @@ impl AddCall {
             addresses,
             deadline,
             work_deadline: work_deadline(deadline),
-            phases: Phases::with_trace(&trace),
+            phases: Phases::default(),
             trace,
         }
     }
