@@ -100,6 +100,7 @@ cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- range $name := list "run_dir" "peer" "health_address" "node_name" "pods_from" "kubeconfig" "plugin_state_dir" "zds_socket" "leave_file" "receipt_file" "host_root" "conf_dir" "bin_dir" "record_dir" "agent_socket" }}
 {{- if or (hasKey $.settings $name) (hasKey (default dict (get $ $service).settings) $name) }}{{ $_ := set $no (printf "settings.%s" $name) "the chart sets it to match mounts and probes; see runDir, stateDir, ztunnelDir, cniConfDir, cniBinDir, topology, splitPeer and healthPort" }}{{ end }}
 {{- end }}
+{{- if or (hasKey $.settings "otlp_endpoint") (hasKey (default dict (get $ $service).settings) "otlp_endpoint") }}{{ $_ := set $no "settings.otlp_endpoint" "services export no spans any more; the trace_id of the logs names one call in all services, and inpod_pod_events_add_phase_duration_seconds has the phases of an ADD; remove this value" }}{{ end }}
 {{- end }}
 {{- range $name, $value := dict "repair_pods" "repairPods" "label_pods" "labelPods" "delete_pods" "deletePods" "unknown_after_seconds" "unknownAfterSeconds" "init_container_name" "initContainerName" "broken_pod_label_key" "brokenPodLabelKey" "broken_pod_label_value" "brokenPodLabelValue" }}
 {{- if hasKey (default dict $.repair.settings) $name }}{{ $_ := set $no (printf "repair.settings.%s" $name) (printf "the chart derives the rights from a value; set repair.%s" $value) }}{{ end }}
