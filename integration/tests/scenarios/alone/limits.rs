@@ -11,7 +11,8 @@ use std::{
     time::Duration,
 };
 
-use integration::{Call, Inhabitant, Node, Pod, SERVICES, Spec};
+use anyhow::ensure;
+use integration::{Call, Inhabitant, Node, Pod, SERVICES, Spec, TIMEOUT, eventually};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -225,16 +226,17 @@ fn system_calls(node: &Node, work: impl FnOnce()) -> f64 {
         .args(["-f", "-c", "-o"])
         .arg(&output)
         .args(pids)
-        .stderr(Stdio::piped())
+        .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // It says so of each process; threads follow.
-    let attached = std::io::BufReader::new(strace.stderr.take().unwrap());
-    let lines = std::io::BufRead::lines(attached).map_while(Result::ok);
-    let attached = lines
-        .filter(|line| line.contains("attached"))
-        .take(SERVICES.len());
-    assert_eq!(attached.count(), SERVICES.len());
+    eventually("strace has attached to each thread", TIMEOUT, || {
+        let mut pids = SERVICES
+            .map(|service| node.pid(service).unwrap())
+            .into_iter();
+        ensure!(pids.all(|pid| is_traced_by(pid, strace.id())), "it has not");
+        anyhow::Ok(())
+    })
+    .unwrap();
     work();
     let pid = Pid::from_raw(strace.id().try_into().unwrap());
     kill(pid, Signal::SIGINT).unwrap();
@@ -244,7 +246,18 @@ fn system_calls(node: &Node, work: impl FnOnce()) -> f64 {
         .lines()
         .find(|line| line.ends_with(" total"))
         .unwrap();
-    total.split_whitespace().nth(3).unwrap().parse().unwrap()
+    let found = total.split_whitespace().nth(3).unwrap().parse().unwrap();
+    assert!(found > f64::from(SAMPLES), "{summary}");
+    found
+}
+
+fn is_traced_by(pid: u32, tracer: u32) -> bool {
+    let mut threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let line = format!("\nTracerPid:\t{tracer}\n");
+    threads.all(|thread| {
+        let status = fs::read_to_string(thread.path().join("status"));
+        status.is_ok_and(|text| text.contains(&line))
+    })
 }
 
 /// Needs strace.
