@@ -2,6 +2,8 @@
 //! steps and reads back.
 
 mod observe;
+mod prepare;
+mod read_back;
 mod remove;
 mod undo;
 
@@ -28,6 +30,7 @@ use crate::{
     rules::{Fingerprint, Ipv6, Redirection, Table, Tag},
     sysctl::Sysctls,
 };
+use read_back::ReadBack;
 use undo::Undo;
 
 /// Limits the restarts, each of which may take a grace period, while another process changes rules as they are
@@ -39,6 +42,7 @@ pub struct Writer {
     /// The sysctls are shared by all pods, because their cache makes each further pod cheaper.
     pub sysctls: Sysctls,
     missing_for_guard: Arc<OnceLock<Option<&'static str>>>,
+    read_back: ReadBack,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +129,7 @@ impl Writer {
             if requires_listeners && let Some(sockets) = &mut session.visit.sockets {
                 require_ztunnel(sockets, &plan.tables)?;
             }
-            let (changed, after) = apply_plan(session, &plan, before, sandbox)?;
+            let (changed, after) = self.apply_plan(session, &plan, before, sandbox)?;
             let seen = Observation {
                 tag: after.tag(),
                 intact: after.tag().is_some(),
@@ -185,10 +189,7 @@ impl Writer {
         work: impl FnOnce(&mut NetnsSession<'a>, State) -> Result<T, Failed>,
     ) -> Result<T, Failed> {
         let (mut session, state) = match prepared {
-            Some(prepared) => {
-                let (session, state) = prepared.resume(netns);
-                (session, Ok(state))
-            }
+            Some(prepared) => prepared.resume(netns),
             None => {
                 let visit = netns.within(|| Visit::here(&self.sysctls));
                 let visit = visit.map_err(ReachError::from)?;
@@ -268,61 +269,67 @@ fn tag_for(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
     }
 }
 
-/// Executes the steps of a plan. Returns whether anything was changed, and the state read last. Starts again if
-/// another process changes the rules meanwhile, since connections beginning after such a change would not be
-/// captured.
-fn apply_plan(
-    session: &mut NetnsSession<'_>,
-    plan: &Plan,
-    mut before: State,
-    sandbox: &SandboxRef,
-) -> Result<(bool, State), Failed> {
-    if plan.differences(&before).is_empty() {
-        return Ok((false, before));
+impl Writer {
+    /// Executes the steps of a plan. Returns whether anything was changed, and the state read last. Starts again if
+    /// another process changes the rules meanwhile, since connections beginning after such a change would not be
+    /// captured.
+    fn apply_plan(
+        &self,
+        session: &mut NetnsSession<'_>,
+        plan: &Plan,
+        mut before: State,
+        sandbox: &SandboxRef,
+    ) -> Result<(bool, State), Failed> {
+        if plan.differences(&before).is_empty() {
+            return Ok((false, before));
+        }
+        let tag = tag_for(plan, &before, sandbox);
+        let mut undo = Undo::new(before.clone());
+        let mut attempts = APPLY_ATTEMPTS;
+        loop {
+            attempts -= 1;
+            let failure = match self.run_plan(session, plan, before, &tag, &mut undo) {
+                Ok(after) => return Ok((true, after)),
+                Err(failure) => failure,
+            };
+            let is_disturbed = failure.cause::<Differs>().is_some() && attempts > 0;
+            before = match is_disturbed.then(|| session.read()) {
+                Some(Ok(state)) => state,
+                Some(Err(_)) | None => {
+                    return Err(failure.with_undo_failures(undo.run(session)));
+                }
+            };
+        }
     }
-    let tag = tag_for(plan, &before, sandbox);
-    let mut undo = Undo::new(before.clone());
-    let mut attempts = APPLY_ATTEMPTS;
-    loop {
-        attempts -= 1;
-        let failure = match run_plan(session, plan, before, &tag, &mut undo) {
-            Ok(after) => return Ok((true, after)),
-            Err(failure) => failure,
-        };
-        let is_disturbed = failure.cause::<Differs>().is_some() && attempts > 0;
-        before = match is_disturbed.then(|| session.read()) {
-            Some(Ok(state)) => state,
-            Some(Err(_)) | None => {
-                return Err(failure.with_undo_failures(undo.run(session)));
-            }
-        };
-    }
-}
 
-fn run_plan(
-    session: &mut NetnsSession<'_>,
-    plan: &Plan,
-    before: State,
-    tag: &Tag,
-    undo: &mut Undo,
-) -> Result<State, Failed> {
-    let wanted = before.routing.items(&plan.routing);
-    wanted.map_err(|blocked| Failed::new(Reason::RoutingTaken, blocked))?;
-    let steps = plan.steps(&before, tag);
-    let mut progress = Progress {
-        before,
-        interim: None,
-        unclosed: Connections::default(),
-    };
-    for step in &steps {
-        execute(session, plan, step, tag, undo, &mut progress)?;
+    fn run_plan(
+        &self,
+        session: &mut NetnsSession<'_>,
+        plan: &Plan,
+        before: State,
+        tag: &Tag,
+        undo: &mut Undo,
+    ) -> Result<State, Failed> {
+        let wanted = before.routing.items(&plan.routing);
+        wanted.map_err(|blocked| Failed::new(Reason::RoutingTaken, blocked))?;
+        let steps = plan.steps(&before, tag);
+        let mut progress = Progress {
+            before,
+            interim: None,
+            unclosed: Connections::default(),
+        };
+        for step in &steps {
+            execute(session, plan, step, tag, undo, &mut progress)?;
+        }
+        if plan.needs_address() {
+            session.visit.routes.wait_for_address()?;
+        }
+        let written = self.read_back.expected(plan, progress.before, &steps);
+        let state = read_back::read(session, written)?;
+        require_none(plan.differences(&state), Differs)?;
+        self.read_back.remember(plan.fingerprint);
+        Ok(state)
     }
-    if plan.needs_address() {
-        session.visit.routes.wait_for_address()?;
-    }
-    let state = session.read()?;
-    require_none(plan.differences(&state), Differs)?;
-    Ok(state)
 }
 
 /// Results of earlier steps, needed by later ones.

@@ -14,9 +14,9 @@ use crate::{
     family::Family,
     inspect::Proxies,
     netlink::{KernelError, Socket},
-    nftables::Nftables,
+    nftables::{Nftables, Observed},
     plan::State,
-    routes::Routes,
+    routes::{Routes, Routing},
     rules::Table,
     sysctl::{
         MigrateReq, Ports, RESERVED_PORTS_NAME, ReservedPorts, Sysctls, TCP_MIGRATE_REQ_NAME,
@@ -75,14 +75,15 @@ impl Visit {
     }
 }
 
-/// The state read by a claim, kept for the first operation that needs the state.
+/// The visit of a claim and the state read by the claim, kept for the first operation that needs them.
 ///
-/// Later use is safe: the kernel refuses a change of nf_tables based on an old generation, routes are added only
-/// where none exist, everything is read back, and later changes from outside are notified.
+/// Later use is safe: changes from outside are notified, the kernel refuses a change of nf_tables based on an old
+/// generation, and routes are added only where none exist.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     visit: Visit,
-    state: State,
+    /// `None` after a notification of a change from outside.
+    state: Option<State>,
     read_at: Instant,
 }
 
@@ -94,12 +95,23 @@ impl Prepared {
         self.read_at.elapsed() > Self::MAX_AGE
     }
 
+    /// Keeps the visit, whose session reads the state again.
+    pub(crate) fn without_state(self) -> Self {
+        Self {
+            state: None,
+            ..self
+        }
+    }
+
     /// Resumes the session, and counts connections anew because the pod may be running by now.
-    pub(crate) fn resume(self, netns: &Netns) -> (NetnsSession<'_>, State) {
-        let session = NetnsSession::new(netns, self.visit);
-        let state = State {
-            has_connected: session.has_connected(),
-            ..self.state
+    pub(crate) fn resume(self, netns: &Netns) -> (NetnsSession<'_>, Result<State, KernelError>) {
+        let mut session = NetnsSession::new(netns, self.visit);
+        let state = match self.state {
+            Some(state) => Ok(State {
+                has_connected: session.has_connected(),
+                ..state
+            }),
+            None => session.read(),
         };
         (session, state)
     }
@@ -122,7 +134,7 @@ impl<'a> NetnsSession<'a> {
     pub(crate) fn prepare(self, state: State) -> Prepared {
         Prepared {
             visit: self.visit,
-            state,
+            state: Some(state),
             read_at: Instant::now(),
         }
     }
@@ -159,13 +171,20 @@ impl<'a> NetnsSession<'a> {
     }
 
     pub(crate) fn read(&mut self) -> Result<State, KernelError> {
-        Ok(State {
-            nftables: self.visit.nftables.read()?,
-            routing: self.visit.routes.read()?,
+        let nftables = self.visit.nftables.read()?;
+        let routing = self.visit.routes.read()?;
+        Ok(self.state_with(nftables, routing))
+    }
+
+    /// Completes a state by what is read without netlink.
+    pub(crate) fn state_with(&self, nftables: Observed, routing: Routing) -> State {
+        State {
+            nftables,
+            routing,
             has_connected: self.has_connected(),
             migrates: self.visit.migrates.as_ref().map(|migrates| migrates.is_on),
             reserved_ports: self.reserved_ports().cloned(),
-        })
+        }
     }
 
     /// Returns the ports in `net.ipv4.ip_local_reserved_ports`, and `None` if netconfig cannot replace the value.

@@ -3,7 +3,7 @@
 mod differences;
 mod steps;
 
-pub(crate) use steps::{Step, render};
+pub(crate) use steps::{Step, after_change, render};
 
 use crate::{
     family::Family,

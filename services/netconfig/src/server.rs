@@ -177,6 +177,12 @@ impl NetconfigService for Handler {
         if exemption == ProbeExemption::On {
             probe_addresses::parse(&request.addresses, "addresses").map_err(refuse)?;
         }
+        let announced = request.redirection;
+        let announced = announced.map(|it| redirection_of(Some(it), &self.probes.sources()));
+        let announced = announced.transpose()?;
+        if announced.is_some() {
+            self.uninstall.cancel();
+        }
         let (claims, roots) = (Arc::clone(&self.claims), Arc::clone(&self.roots));
         let sysctls = self.writer.sysctls.clone();
         let claimed = blocking(move || {
@@ -194,8 +200,12 @@ impl NetconfigService for Handler {
         if let Ok(lock) = lock {
             // The read starts only after the answer, because the caller meanwhile has ztunnel open its listeners.
             let (reader, claim) = (self.reader.clone(), Arc::clone(&claim));
+            let (probe_set, probed) = (Arc::clone(&self.probe_set), addresses.clone());
             drop(tokio::task::spawn_blocking(move || {
-                reader.read_visited(&claim, visit);
+                reader.read_visited(&claim, visit, announced.as_ref());
+                if announced.is_some() {
+                    probe_addresses::prepare(&probe_set, &claim, probed);
+                }
                 drop(lock);
             }));
         }
@@ -248,8 +258,9 @@ impl NetconfigService for Handler {
         let claim = self.claim_of(request.sandbox)?;
         self.uninstall.cancel();
         let (writer, probe_set) = (Arc::clone(&self.writer), Arc::clone(&self.probe_set));
+        let reader = self.reader.clone();
         let applied = self.with_change_lock("apply", claim, change_of, move |claim| {
-            let prepared = claim.take_prepared();
+            let prepared = reader.take_prepared(claim);
             let (applied, seen) = probe_addresses::apply(&probe_set, claim, &probed, || {
                 let (netns, sandbox) = (&claim.netns, &claim.sandbox);
                 writer.apply_prepared(netns, prepared, &redirection, requires_listeners, sandbox)
@@ -401,13 +412,16 @@ impl NetconfigService for Handler {
         let request = request.into_inner();
         let redirection = redirection_of(request.redirection, &self.probes.sources())?;
         let claim = self.claim_of(request.sandbox)?;
-        let writer = Arc::clone(&self.writer);
+        let (reader, writer) = (self.reader.clone(), Arc::clone(&self.writer));
         // Without the lock, an apply in progress would look like drift.
         let verified = self.with_change_lock(
             "verify",
             claim,
             |_| Change::None,
-            move |claim| writer.verify_prepared(&claim.netns, claim.take_prepared(), &redirection),
+            move |claim| {
+                let prepared = reader.take_prepared(claim);
+                writer.verify_prepared(&claim.netns, prepared, &redirection)
+            },
         );
         let verified = verified.await?;
         if !verified.differences.is_empty() {

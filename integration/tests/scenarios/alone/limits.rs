@@ -29,7 +29,7 @@ const REST: Duration = Duration::from_secs(15);
 #[rustfmt::skip]
 const LIMITS: &[(&str, f64, &str)] = &[
     ("ADD, netns_visits", 1.0, "to verify the netns, and to open what is needed in it"),
-    ("ADD, netlink_requests", 28.0, "one look before the change, one after, and ztunnel's listeners by TCP and UDP"),
+    ("ADD, netlink_requests", 27.0, "one look before the change, the routing after it, and ztunnel's listeners by TCP and UDP"),
     ("ADD, process_walks", 0.0, "no step may grow with the node's processes"),
     ("ADD, conntrack_dumps", 0.0, "no step may grow with the node's connections"),
     ("ADD, calls", 3.0, "ClaimNetns, AddWorkload, ApplyRules"),

@@ -2,7 +2,7 @@ use anyhow::anyhow;
 use inpod_linux::Netns;
 use inpod_types::{Reason, SandboxRef, with_causes};
 
-use super::{Observation, Writer, apply_plan, observe::of_state};
+use super::{Observation, Writer, observe::of_state};
 use crate::{
     conntrack,
     error::{Context as _, Failed, KernelError},
@@ -58,12 +58,32 @@ impl Writer {
         let removed = self.with_state(netns, None, |session, before| {
             let captured_flows = count_captured_flows(session, sandbox)?;
             let after = match phase {
-                Phase::Drain => drain(session, before, sandbox),
+                Phase::Drain => self.drain(session, before, sandbox),
                 Phase::Final => remove_all(session, &before),
             };
             Ok((Removed { captured_flows }, of_state(session, &after?)?))
         });
         removed.context(ATTEMPT)
+    }
+
+    /// Writes rules that capture no new connections; routes stay for captured connections. A sidecar's rules are
+    /// removed at once: the proxy lives as long as the pod, so there is nothing to drain. Returns the state read last.
+    fn drain(
+        &self,
+        session: &mut NetnsSession<'_>,
+        before: State,
+        sandbox: &SandboxRef,
+    ) -> Result<State, Failed> {
+        if !before.nftables.has_rules() {
+            return Ok(before);
+        }
+        if before.is_of_sidecar() {
+            return remove_all(session, &before);
+        }
+        let families = session.families();
+        let plan = Plan::new(Form::Ambient, ambient::drain().tables, families);
+        let (_, after) = self.apply_plan(session, &plan, before, sandbox)?;
+        Ok(after)
     }
 }
 
@@ -84,25 +104,6 @@ fn count_captured_flows(
         }
         counted => Ok(counted?),
     }
-}
-
-/// Writes rules that capture no new connections; routes stay for captured connections. A sidecar's rules are
-/// removed at once: the proxy lives as long as the pod, so there is nothing to drain. Returns the state read last.
-fn drain(
-    session: &mut NetnsSession<'_>,
-    before: State,
-    sandbox: &SandboxRef,
-) -> Result<State, Failed> {
-    if !before.nftables.has_rules() {
-        return Ok(before);
-    }
-    if before.is_of_sidecar() {
-        return remove_all(session, &before);
-    }
-    let families = session.families();
-    let plan = Plan::new(Form::Ambient, ambient::drain().tables, families);
-    let (_, after) = apply_plan(session, &plan, before, sandbox)?;
-    Ok(after)
 }
 
 /// Removes tables, ip rules, then routes, because no ip rule may refer to an empty table, and goes on after a

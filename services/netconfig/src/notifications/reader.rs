@@ -11,8 +11,9 @@ use crate::{
     apply::{Observation, Writer},
     claims::{Claim, Claims, State},
     error::{Failed, KernelError},
-    netns_session::Visit,
+    netns_session::{Prepared, Visit},
     notifications::DriftMetrics,
+    rules::Redirection,
 };
 
 #[derive(Clone, Debug)]
@@ -116,18 +117,34 @@ impl Reader {
     }
 
     /// Reads a netns through the visit of its claim, which saves a separate visit soon after, and keeps visit and
-    /// state for the operation that follows. If reading fails, the scheduled read takes over. The caller holds the
-    /// claim's `change_lock`.
-    pub(crate) fn read_visited(&self, claim: &Claim, visit: Visit) {
+    /// state for the operation that follows, which may be announced. If reading fails, the scheduled read takes over. The
+    /// caller holds the claim's `change_lock`.
+    pub(crate) fn read_visited(
+        &self,
+        claim: &Claim,
+        visit: Visit,
+        announced: Option<&Redirection>,
+    ) {
         if !self.subscriptions.subscribe(claim) {
             return;
         }
         let started = Instant::now();
-        if let Ok((prepared, observation)) = self.writer.prepare(&claim.netns, visit) {
+        if let Ok((prepared, observation)) = self.writer.prepare(&claim.netns, visit, announced) {
             claim.set_prepared(prepared);
             self.queue.mark_read(&claim.sandbox, started);
             self.publish(claim, observation);
         }
+    }
+
+    /// Returns what the claim prepared; without its state, if a change from outside was notified since.
+    pub(crate) fn take_prepared(&self, claim: &Claim) -> Option<Prepared> {
+        let prepared = claim.take_prepared()?;
+        let is_current = self.queue.is_read(&claim.sandbox);
+        Some(if is_current {
+            prepared
+        } else {
+            prepared.without_state()
+        })
     }
 
     /// Publishes an unreadable netns as a netns without rules. A failure by concurrent changes proves nothing, so

@@ -47,7 +47,7 @@ impl Plan {
         if state.migrates == Some(false) {
             steps.push(Step::EnableMigration);
         }
-        steps.extend(self.routing_additions(state));
+        steps.extend(self.routing_additions(state).into_iter().map(Step::Add));
         let seen = &state.nftables;
         let uncaptured = self.uncaptured_families(state);
         let existing = if state.captures_new_only() {
@@ -125,15 +125,15 @@ impl Plan {
         }
     }
 
-    /// Returns the steps that add missing routing. The address of Istio's sidecar installer becomes inpod's along with
-    /// its rules, because nothing else would ever delete the address. Without a free table, there are no steps:
+    /// Returns the missing routing in the order of addition. The address of Istio's sidecar installer becomes inpod's along with
+    /// its rules, because nothing else would ever delete the address. Without a free table, there are no items:
     /// apply refuses such a state.
-    fn routing_additions(&self, state: &State) -> Vec<Step> {
+    pub(crate) fn routing_additions(&self, state: &State) -> Vec<Item> {
         let replaces = self.replaces_sidecar() && state.has_sidecar();
         let adopts = replaces && state.routing.has_foreign_address();
         let mut items = state.routing.items(&self.routing).unwrap_or_default();
         items.retain(|item| !state.routing.has(item) || (adopts && *item == Item::Address));
-        items.into_iter().map(Step::Add).collect()
+        items
     }
 
     /// Returns the change to the planned tables. If the fingerprint is the plan's, only differing tables are
@@ -152,7 +152,8 @@ impl Plan {
     }
 }
 
-fn after_change(seen: &Observed, change: &Change) -> Observed {
+/// Returns the tables as a change of `seen` leaves them.
+pub(crate) fn after_change(seen: &Observed, change: &Change) -> Observed {
     let stays = |id: &_| !change.delete.contains(id);
     let mut after = seen.clone();
     after.tables.retain(|found| stays(&found.table.id()));

@@ -48,6 +48,20 @@ pub(super) fn of_claim(exemption: ProbeExemption, verified: &[IpAddr]) -> Option
     }
 }
 
+/// Sets the verified addresses of a claim as probe addresses, for rules that are announced. A failure is left to the
+/// application of the rules, which sets probe addresses again and reports why that fails.
+pub(super) fn prepare(probe_set: &ProbeSet, claim: &Claim, verified: Vec<IpAddr>) {
+    let can_be_set = verified.len() <= MAX_PROBE_ADDRESSES
+        && !verified.iter().copied().any(is_never_a_pod_address);
+    if !can_be_set {
+        return;
+    }
+    let verified = verified.into_iter().collect();
+    if let Err(error) = probe_set.set_addresses(&claim.sandbox, &verified) {
+        tracing::debug!(sandbox = %claim.sandbox, %error, "Cannot prepare probe addresses");
+    }
+}
+
 /// Sets probe addresses, then applies rules, and restores the previous probe addresses if the rules fail.
 pub(super) fn apply(
     probe_set: &ProbeSet,

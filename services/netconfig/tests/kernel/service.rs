@@ -6,6 +6,7 @@ mod costs;
 mod crowded;
 mod discover;
 mod look;
+mod prepared;
 mod probes;
 mod refusals;
 mod storm;

@@ -59,17 +59,31 @@ impl Clients {
         Ok(())
     }
 
-    pub async fn claim(
+    pub async fn claim(&self, record: &Record, deadline: Instant) -> Result<ClaimedNetns, Failure> {
+        self.claim_netns(record, None, deadline).await
+    }
+
+    /// Claims a netns, and has netconfig prepare the rules while ztunnel opens its listeners.
+    pub(crate) async fn claim_and_prepare(
         &self,
-        sandbox: &SandboxRef,
-        netns: &NetnsRef,
-        addresses: &[IpAddr],
+        record: &Record,
+        deadline: Instant,
+    ) -> Result<ClaimedNetns, Failure> {
+        let redirection = record.redirection.to_wire(&self.capture);
+        self.claim_netns(record, Some(redirection), deadline).await
+    }
+
+    async fn claim_netns(
+        &self,
+        record: &Record,
+        redirection: Option<wire::Redirection>,
         deadline: Instant,
     ) -> Result<ClaimedNetns, Failure> {
         let message = wire::ClaimNetnsRequest {
-            sandbox: Some(sandbox.into()),
-            netns: Some(netns.into()),
-            addresses: addresses_to(addresses),
+            sandbox: Some((&record.sandbox).into()),
+            netns: Some((&record.expected_netns()).into()),
+            addresses: addresses_to(&record.addresses),
+            redirection,
             ..wire::ClaimNetnsRequest::default()
         };
         let claimed = self
@@ -98,6 +112,7 @@ impl Clients {
             netns: Some((&record.expected_netns()).into()),
             addresses: probe_addresses(&record.addresses),
             probe_exemption: exemption.into(),
+            ..wire::ClaimNetnsRequest::default()
         };
         self.netconfig(Netconfig::claim_netns, message, deadline)
             .await

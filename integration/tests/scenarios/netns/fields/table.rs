@@ -160,6 +160,7 @@ impl Parts {
             netns: Some(self.netns.clone()),
             addresses: self.addresses.clone(),
             probe_exemption: netconfig::ProbeExemption::On.into(),
+            redirection: redirection.clone(),
         };
         let release = netconfig::ReleaseNetnsRequest { sandbox: sandbox() };
         let apply = netconfig::ApplyRulesRequest {
@@ -189,7 +190,6 @@ impl Parts {
             redirection,
         };
         let target = netconfig::inspect_netns_request::Target::Netns(self.netns.clone());
-        let inspect = inspect(target);
         vec![
             self.call(call, "ClaimNetns", &claim),
             self.call(call, "ReleaseNetns", &release),
@@ -199,7 +199,7 @@ impl Parts {
             self.call(call, "ListListeners", &listeners),
             self.call(call, "RemoveRules", &remove),
             self.call(call, "VerifyRules", &verify),
-            self.call(call, "InspectNetns", &inspect),
+            self.call(call, "InspectNetns", &inspect(target)),
         ]
     }
 

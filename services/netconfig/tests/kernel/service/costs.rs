@@ -21,7 +21,7 @@ const COUNTS: [&str; 4] = [
 /// netconfig also sends one request every 2 s, which compares the probe set.
 const TIMER_REQUESTS: u64 = 1;
 
-async fn counts(netconfig: &Netconfig) -> BTreeMap<String, u64> {
+pub(super) async fn counts(netconfig: &Netconfig) -> BTreeMap<String, u64> {
     let text = inpod_service::metrics::fetch(&netconfig.socket()).await;
     let text = text.unwrap();
     let lines = text.lines().filter_map(|line| line.rsplit_once(' '));

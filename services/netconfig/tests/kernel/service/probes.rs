@@ -109,7 +109,7 @@ async fn apply(
     Ok(netconfig.client.apply_rules(request).await?.into_inner())
 }
 
-fn elements(node: &Fresh) -> String {
+pub(super) fn elements(node: &Fresh) -> String {
     let listed = node.nft("list ruleset");
     let lines = listed
         .lines()
@@ -194,6 +194,7 @@ async fn claim(
         netns: Some(netns_ref(&place.pod)),
         addresses: addresses.iter().map(ToString::to_string).collect(),
         probe_exemption: exemption.into(),
+        redirection: None,
     };
     netconfig.client.claim_netns(request).await.map(drop)
 }

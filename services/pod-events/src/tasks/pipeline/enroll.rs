@@ -216,11 +216,7 @@ impl Pipeline {
             self.checkpoint.write(record)?;
         }
         let (deadline, began) = (deadline_in(5), Instant::now());
-        let (netns, addresses) = (record.expected_netns(), &record.addresses);
-        let claim = self
-            .clients
-            .claim(&record.sandbox, &netns, addresses, deadline);
-        let claimed = claim.await?;
+        let claimed = self.clients.claim(record, deadline).await?;
         (record.netns_id, record.addresses) = (Some(claimed.id), claimed.addresses);
         self.checkpoint.hold(record);
         self.clients.apply(record, false, deadline).await?;
@@ -239,11 +235,7 @@ impl Pipeline {
     ) -> Result<(), Failure> {
         let broker = self.broker()?;
         let (deadline, began) = (deadline_in(5), Instant::now());
-        let (netns, addresses) = (record.expected_netns(), &record.addresses);
-        let claim = self
-            .clients
-            .claim(&record.sandbox, &netns, addresses, deadline);
-        record.netns_id = Some(claim.await?.id);
+        record.netns_id = Some(self.clients.claim(record, deadline).await?.id);
         let workload = workload_of(record);
         self.clients
             .add_workload(&broker, &workload, deadline)
@@ -266,11 +258,12 @@ impl Pipeline {
         let work_deadline = context.work_deadline;
         context.check_deadline()?;
         let began = Instant::now();
-        let claimed = {
-            let (netns, addresses) = (record.expected_netns(), &record.addresses);
-            let claim = self
-                .clients
-                .claim(&record.sandbox, &netns, addresses, work_deadline);
+        // Only a pod that does not run yet can be prepared before ztunnel serves it.
+        let claimed = if broker.is_some() && !context.is_background() {
+            let claim = self.clients.claim_and_prepare(record, work_deadline);
+            context.call(Phase::Claim, claim).await?
+        } else {
+            let claim = self.clients.claim(record, work_deadline);
             context.call(Phase::Claim, claim).await?
         };
         log.note_since(format!("claimed {}", claimed.id), began);
@@ -357,14 +350,7 @@ impl Pipeline {
         };
         match remove().await {
             Err(failure) if failure.reason == Reason::ClaimUnknown => {
-                self.clients
-                    .claim(
-                        &record.sandbox,
-                        &record.expected_netns(),
-                        &record.addresses,
-                        deadline,
-                    )
-                    .await?;
+                self.clients.claim(record, deadline).await?;
                 remove().await.map(drop)
             }
             other => other.map(drop),

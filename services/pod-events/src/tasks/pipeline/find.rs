@@ -58,10 +58,7 @@ impl Pipeline {
         }
         record.netns = found.netns;
         self.checkpoint.write(record)?;
-        let (sandbox, expected_netns) = (&record.sandbox, record.expected_netns());
-        let claim = self
-            .clients
-            .claim(sandbox, &expected_netns, &record.addresses, deadline_in(5));
+        let claim = self.clients.claim(record, deadline_in(5));
         claim.await.map(|_| true)
     }
 }

@@ -76,16 +76,7 @@ impl Pipeline {
         record: &mut Record,
         log: &mut Timeline,
     ) -> Result<Reclaimed, Failure> {
-        match self
-            .clients
-            .claim(
-                &record.sandbox,
-                &record.expected_netns(),
-                &record.addresses,
-                deadline_in(5),
-            )
-            .await
-        {
+        match self.clients.claim(record, deadline_in(5)).await {
             Err(failure) if is_gone(failure.reason) => {
                 if !self.locate_again(record).await? {
                     return Ok(Reclaimed::Gone);
