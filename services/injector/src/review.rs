@@ -203,7 +203,6 @@ fn inject(
         injector.inject(&Request {
             pod: &pod,
             namespace: &request.namespace,
-            owner: None,
             environment,
         })
     });

@@ -7,7 +7,6 @@ use inpod_proto::types::v1::PodSelector;
 mod binds;
 mod bundle;
 mod doctor;
-mod inject;
 mod log_level;
 mod pods;
 mod uninstall;
@@ -15,7 +14,6 @@ mod uninstall;
 pub(crate) use binds::BindsQuery;
 pub(crate) use bundle::BundleOptions;
 pub(crate) use doctor::{DoctorOptions, HostOptions};
-pub(crate) use inject::{InjectOptions, InjectOutput};
 pub(crate) use log_level::{LogLevelOptions, LoggingService};
 pub(crate) use pods::{PodFilter, PodQuery};
 pub(crate) use uninstall::{Mode, UninstallOptions};
@@ -24,8 +22,8 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  success
   1  a service answered with a failure or is not ready (status), a check failed
-     (doctor), a node did not finish in time (uninstall, handover), a manifest
-     cannot be used (inject), or a pod could not be inspected (binds)
+     (doctor), a node did not finish in time (uninstall, handover), or a pod
+     could not be inspected (binds)
   2  the command line is wrong
   3  a service or Kubernetes could not be reached, or a file with objects of
      Kubernetes cannot be used (binds, explain)
@@ -68,9 +66,6 @@ pub(crate) enum Command {
     Doctor(DoctorOptions),
     /// Pack what inpod's services answer on this node, with their metrics, into one file to attach to a bug report.
     Bundle(BundleOptions),
-    /// Print a manifest with the sidecars that the injector would add to its pods. Contacts no service and changes
-    /// nothing.
-    Inject(InjectOptions),
     /// Remove inpod from every node: withdraw all pods and revert every change to the host. Uses your Kubernetes
     /// credentials; run it before helm uninstall.
     Uninstall(UninstallOptions),

@@ -54,9 +54,6 @@ pub(crate) enum CommandError {
     /// Names the reachable nodes without a result in time.
     #[error("not done in time: {0}")]
     UninstallIncomplete(String),
-    /// The manifest or the injector's configuration cannot be used.
-    #[error("{0}")]
-    Manifest(String),
     #[error("cannot start: {0}")]
     Runtime(io::Error),
 }
@@ -81,7 +78,6 @@ impl CommandError {
             | Self::ChecksFailed(_)
             | Self::Write { .. }
             | Self::UninstallIncomplete(_)
-            | Self::Manifest(_)
             | Self::Runtime(_) => 1,
         }
     }

@@ -1,5 +1,5 @@
 //! The client for operators: lists and explains pods (`pods`, `explain`, `binds`, `resync`, `status`), diagnoses the
-//! node (`doctor`, `bundle`), removes inpod (`uninstall`, `handover`), and previews injection (`inject`).
+//! node (`doctor`, `bundle`), and removes inpod (`uninstall`, `handover`).
 //!
 //! The client uses the services' sockets and the node's files, without credentials of its own; `uninstall` and `handover`
 //! call Kubernetes with the credentials of the user. The layout of tables may change between
@@ -13,7 +13,6 @@ mod doctor;
 mod error;
 mod explain;
 mod host_fs;
-mod inject;
 mod json;
 mod kubernetes;
 mod log_level;
@@ -79,7 +78,6 @@ fn run(arguments: &Arguments) -> Result<(), CommandError> {
             Command::Bundle(options) => bundle::run(&node, options, &mut out).await,
             Command::Uninstall(options) => uninstall::run(Mode::Uninstall, options, &mut out).await,
             Command::Handover(options) => uninstall::run(Mode::Handover, options, &mut out).await,
-            Command::Inject(options) => inject::run(options, &mut out),
             Command::Completion { shell } => out.print_text(&arguments::completion_script(*shell)),
         }
     })

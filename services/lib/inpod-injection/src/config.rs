@@ -1,4 +1,4 @@
-//! The injector's configuration, one YAML file shared by the webhook and `inpod inject`.
+//! The injector's configuration, a YAML file.
 
 use std::collections::BTreeMap;
 

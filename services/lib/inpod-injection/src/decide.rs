@@ -56,16 +56,6 @@ impl SkipReason {
             Self::Policy => "policy",
         }
     }
-
-    pub fn describe(self) -> &'static str {
-        match self {
-            Self::HostNetwork => "it uses the host network",
-            Self::SystemNamespace => "its namespace is a system namespace",
-            Self::OptedOut => "its label or annotation sidecar.istio.io/inject opts out",
-            Self::NeverSelected => "neverInjectSelector matches it",
-            Self::Policy => "it does not opt in, and the policy is disabled",
-        }
-    }
 }
 
 /// Decides by the pod alone, and skips a pod that is no JSON object.

@@ -80,7 +80,6 @@ mod tests {
         let request = Request {
             pod,
             namespace: "shop",
-            owner: None,
             environment: &[],
         };
         match injector.inject(&request).unwrap() {

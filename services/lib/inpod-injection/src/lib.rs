@@ -11,7 +11,6 @@ pub mod config;
 pub mod decide;
 mod environment;
 pub mod error;
-pub mod files;
 mod json;
 pub mod last_applied;
 pub mod merge;
@@ -38,7 +37,6 @@ pub use config::{Config, InvalidConfig};
 pub use decide::{Decision, SkipReason};
 pub use error::InjectError;
 pub use json::parse_pod;
-pub use owner::Owner;
 
 use crate::{
     proxy::{ISTIO_PROXY, ProxySettings},
@@ -49,12 +47,10 @@ use crate::{
 
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// A pod or a pod template, with `metadata` and `spec`.
+    /// A pod, with `metadata` and `spec`.
     pub pod: &'a Value,
     /// The namespace of the request, used unless the pod has a namespace.
     pub namespace: &'a str,
-    /// The owner, used instead of the pod's owner references.
-    pub owner: Option<&'a Owner>,
     /// Environment variables for the proxy, from the path of the webhook.
     pub environment: &'a [(String, String)],
 }

@@ -19,7 +19,6 @@ pub(crate) static NAMES: LazyLock<BTreeSet<&str>> = LazyLock::new(|| {
     let request = Request {
         pod: &pod,
         namespace: "",
-        owner: None,
         environment: &[],
     };
     let proxy = ProxySettings::of(&config, &pod);

@@ -8,7 +8,6 @@ fn inject(pod: &Value) -> Value {
     let request = Request {
         pod,
         namespace: "shop",
-        owner: None,
         environment: &[],
     };
     match injector.inject(&request).unwrap() {
@@ -166,7 +165,6 @@ fn unreadable_probes_of_another_injector_are_rejected() {
     let request = Request {
         pod: &pod,
         namespace: "shop",
-        owner: None,
         environment: &[],
     };
     let message = injector.inject(&request).unwrap_err().to_string();

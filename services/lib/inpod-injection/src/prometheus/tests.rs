@@ -8,7 +8,6 @@ fn injected(config: &str, annotations: &Value) -> Result<Value, InjectError> {
     let request = Request {
         pod: &pod,
         namespace: "shop",
-        owner: None,
         environment: &[],
     };
     match injector.inject(&request)? {

@@ -26,7 +26,6 @@ fn rendered(text: &str) -> Value {
     let request = Request {
         pod: &pod,
         namespace: "shop",
-        owner: None,
         environment: &[],
     };
     match injector.inject(&request).unwrap() {
@@ -141,7 +140,6 @@ fn a_list_within_a_text_is_rejected() {
     let request = Request {
         pod: &pod,
         namespace: "",
-        owner: None,
         environment: &[],
     };
     let message = Injector::new(config)

@@ -55,12 +55,11 @@ pub(super) fn of_pod(pod: &Value, request: &Request<'_>) -> Pairs<7> {
 }
 
 pub(super) fn of_workload(pod: &Value, request: &Request<'_>) -> Pairs<4> {
-    let owner = request.owner.cloned().unwrap_or_else(|| Owner::of(pod));
     let Owner {
         api_version,
         kind,
         name,
-    } = &owner;
+    } = &Owner::of(pod);
     let (namespace, kind) = (namespace(pod, request), kind.to_lowercase());
     let path = format!("kubernetes://apis/{api_version}/namespaces/{namespace}/{kind}s/{name}");
     let label = |keys: &[&str]| {

@@ -188,7 +188,6 @@ fn inject(
     let request = Request {
         pod,
         namespace: "shop",
-        owner: None,
         environment,
     };
     match injector.inject(&request).unwrap() {
@@ -256,7 +255,7 @@ proptest! {
     #[test]
     fn any_tree_is_answered(pod in json(), name in "\\PC{0,20}") {
         let injector = injector("");
-        let request = Request { pod: &pod, namespace: &name, owner: None, environment: &[] };
+        let request = Request { pod: &pod, namespace: &name, environment: &[] };
         drop(injector.inject(&request));
         drop(revert::original_pod(&pod));
     }
@@ -269,7 +268,7 @@ proptest! {
         };
         if let Ok(injector) = Injector::new(config) {
             let pod = json!({"spec": {"containers": [{"name": "a"}]}});
-            let request = Request { pod: &pod, namespace: "", owner: None, environment: &[] };
+            let request = Request { pod: &pod, namespace: "", environment: &[] };
             drop(injector.inject(&request));
         }
     }
