@@ -11,8 +11,6 @@ pub(crate) struct BundleOptions {
     /// Tar archive to create, or - for standard output.
     #[arg(short, long, value_name = "PATH", default_value = "inpod-bundle.tar")]
     pub(crate) output: PathBuf,
-    #[arg(long, help = "Also pack the logs of inpod's pods, unredacted")]
-    pub(crate) logs: bool,
 }
 
 #[cfg(test)]
@@ -23,11 +21,9 @@ mod tests {
 
     #[test]
     fn a_bundle_goes_where_its_output_option_points() {
-        let Command::Bundle(options) = parse("inpod bundle -o /tmp/x --logs").unwrap().command
-        else {
+        let Command::Bundle(options) = parse("inpod bundle -o /tmp/x").unwrap().command else {
             panic!("no bundle");
         };
         assert_eq!(options.output, PathBuf::from("/tmp/x"));
-        assert!(options.logs);
     }
 }

@@ -71,7 +71,7 @@ impl Archive {
         }
     }
 
-    pub(super) fn put(&mut self, name: &str, text: &str) -> Result<(), CommandError> {
+    fn put(&mut self, name: &str, text: &str) -> Result<(), CommandError> {
         let bytes = text.len();
         if bytes > self.left {
             self.list_missing(name, &format!("no room left for its {bytes} bytes"));
