@@ -6,24 +6,34 @@ use std::path::Path;
 use std::time::Duration;
 
 use tokio_seqpacket::UnixSeqpacket;
-use zds_client::Client;
+
+use crate::connection::Connection;
+use crate::options::Fault;
 
 const FIRST: Duration = Duration::from_millis(20);
 const MAX_PAUSE: Duration = Duration::from_secs(15);
 
 /// Connects to the agent, and retries until the connection and the hello succeed.
-pub(crate) async fn connect(path: &Path) -> Client {
-    insist(async || Client::connect(path).await).await
+pub(crate) async fn connect(path: &Path, fault: Fault) -> Connection {
+    let max_pause = if fault == Fault::LongBackoff {
+        Duration::from_secs(60)
+    } else {
+        MAX_PAUSE
+    };
+    insist(max_pause, async || Connection::open(path, fault).await).await
 }
 
 /// Injects the fault of a silent ztunnel: connects, then never sends or reads.
 pub(crate) async fn connect_silently<T>(path: &Path) -> T {
-    let _connected = insist(async || UnixSeqpacket::connect(path).await).await;
+    let _connected = insist(MAX_PAUSE, async || UnixSeqpacket::connect(path).await).await;
     pending().await
 }
 
-async fn insist<T, E: Error>(mut attempt: impl AsyncFnMut() -> Result<T, E>) -> T {
-    let mut backoff = Backoff::new();
+async fn insist<T, E: Error>(
+    max_pause: Duration,
+    mut attempt: impl AsyncFnMut() -> Result<T, E>,
+) -> T {
+    let mut backoff = Backoff::new(max_pause);
     loop {
         match attempt().await {
             Ok(connected) => return connected,
@@ -43,16 +53,19 @@ fn chain(error: &dyn Error) -> String {
 
 /// The doubling pauses of stock ztunnel during one outage.
 #[derive(Debug)]
-struct Backoff(Duration);
+struct Backoff {
+    next: Duration,
+    max: Duration,
+}
 
 impl Backoff {
-    const fn new() -> Self {
-        Self(FIRST)
+    const fn new(max: Duration) -> Self {
+        Self { next: FIRST, max }
     }
 
     fn pause(&mut self) -> Duration {
-        let pause = self.0.min(MAX_PAUSE);
-        self.0 = pause.saturating_mul(2);
+        let pause = self.next.min(self.max);
+        self.next = pause.saturating_mul(2);
         pause
     }
 }
@@ -63,7 +76,7 @@ mod tests {
 
     #[test]
     fn pauses_double_from_20_ms_and_stay_at_15_s() {
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::new(MAX_PAUSE);
         let pauses: Vec<_> = std::iter::repeat_with(|| backoff.pause().as_millis())
             .take(12)
             .collect();

@@ -9,6 +9,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 
 use crate::listeners::{self, lacks_ipv6};
+use crate::options::Fault;
 use crate::upstream::MARK;
 
 const PORT: u16 = 15053;
@@ -51,7 +52,7 @@ impl Sockets {
         udp.bind(&address.into())?;
         Ok(Self {
             udp: udp.into(),
-            tcp: listeners::listen(address)?,
+            tcp: listeners::listen(address, Fault::None)?,
         })
     }
 

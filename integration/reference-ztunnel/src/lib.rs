@@ -56,6 +56,7 @@
 
 mod access_log;
 mod connect_request;
+mod connection;
 mod dial;
 mod dns;
 mod enter;

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use serde::Serialize;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::options::Fault;
 use crate::upstream::MARK;
 
 const BACKLOG: i32 = 1024;
@@ -53,9 +54,18 @@ impl Listener {
     }
 
     /// Opens the listener in the netns of the calling thread, for both address families if IPv6 exists.
-    pub(crate) fn open(self) -> io::Result<TcpListener> {
-        match listen(self.address()) {
-            Err(error) if lacks_ipv6(&error) => listen((Ipv4Addr::UNSPECIFIED, self.port()).into()),
+    pub(crate) fn open(self, fault: Fault) -> io::Result<TcpListener> {
+        let address = if fault == Fault::LoopbackOnly {
+            (Ipv4Addr::LOCALHOST, self.port()).into()
+        } else if fault == Fault::V4Only {
+            (Ipv4Addr::UNSPECIFIED, self.port()).into()
+        } else {
+            self.address()
+        };
+        match listen(address, fault) {
+            Err(error) if lacks_ipv6(&error) => {
+                listen((Ipv4Addr::UNSPECIFIED, self.port()).into(), fault)
+            }
             outcome => outcome,
         }
     }
@@ -70,18 +80,20 @@ pub(crate) fn lacks_ipv6(error: &io::Error) -> bool {
         .any(|known| code == Some(known))
 }
 
-pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+pub(crate) fn listen(address: SocketAddr, fault: Fault) -> io::Result<TcpListener> {
     let domain = Domain::for_address(address);
     let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
-        socket.set_only_v6(false)?;
+        socket.set_only_v6(fault == Fault::V6Only)?;
     }
     // Connections of an earlier listener may linger.
     socket.set_reuse_address(true)?;
     // A second ztunnel can take over, because both listen for a while.
-    socket.set_reuse_port(true)?;
+    socket.set_reuse_port(fault != Fault::NoReuseport)?;
     socket.set_nonblocking(true)?;
-    socket.set_mark(MARK)?;
+    if fault != Fault::UnmarkedListeners {
+        socket.set_mark(MARK)?;
+    }
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())

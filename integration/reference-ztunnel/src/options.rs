@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueEnum, value_parser};
 
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -21,32 +21,134 @@ pub struct Options {
     pub dns: bool,
 }
 
-/// A misbehavior that every agent must survive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// A misbehavior on purpose, to test agents and the conformance kit. The documentation of each fault is its help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Fault {
     /// Behave like stock ztunnel.
     #[default]
+    #[value(skip)]
     None,
-    /// Receive requests without acting or answering.
+    /// Carry out each request, then answer after this delay.
+    #[value(skip)]
+    AckDelay(Duration),
+    /// Drop each request without acting or answering.
     NeverAck,
     /// Start no proxy: every Add is refused, and its pod stays pending.
     NackAdds,
-    /// Carry out each request, then answer after this delay.
-    AckDelay(Duration),
     /// Connect without sending a hello, and read nothing.
     Silent,
+    /// Send a hello of version 2.
+    WrongVersion,
+    /// Send a hello with a field that no version has; agents must accept this hello.
+    HelloWithUnknownField,
+    /// Send an answer that no request asked for after each 100 ms of silence.
+    Keepalive,
+    /// Answer each request twice.
+    AckTwice,
+    /// Leave the fifth request unanswered.
+    SwallowOneAck,
+    /// Send a refusal after the answer to the next request.
+    AcksOutOfOrder,
+    /// Read at most 512 bytes of a request.
+    SmallBuffer,
+    /// Accept requests of up to 4096 bytes.
+    LargeBuffer,
+    /// Refuse requests with unknown fields.
+    StrictFields,
+    /// Acknowledge an Add without a descriptor.
+    NoDescriptorAccepted,
+    /// Acknowledge an Add without workload_info.
+    NoInfoAccepted,
+    /// Acknowledge a second SnapshotSent.
+    SecondSnapshotAccepted,
+    /// Acknowledge a Keep after SnapshotSent.
+    KeepAfterSnapshotAccepted,
+    /// Close the connection after a read error without an answer.
+    SilentReadError,
+    /// Stop every pod after a read error.
+    ReadErrorStopsPods,
+    /// End the process after a read error.
+    ExitOnReadError,
+    /// End the process at the Del of an unknown pod.
+    ExitOnUnknownDel,
+    /// Keep a copy of each netns open for ever.
+    LeakFd,
+    /// Keep a descriptor open for each refused request.
+    LeakRefusedFd,
+    /// Close the connection after a second without a request.
+    Impatient,
+    /// Close the connection after 8 seconds without a request.
+    GivesUpOnSilence,
+    /// End the process if the first connection fails.
+    GivesUpEarly,
+    /// Keep a connection open after its end, and never connect again.
+    NoReconnect,
+    /// Double the pauses between connections up to a minute.
+    LongBackoff,
+    /// Stop every pod when the connection to the agent ends.
+    DisconnectStopsPods,
+    /// Stop every pod after 5 seconds without an agent.
+    StopsPodsLater,
+    /// Stop unnamed pods with the first request of a snapshot.
+    StopBeforeSnapshotSent,
+    /// Keep the pods that a snapshot does not name.
+    NeverStopTheUnnamed,
+    /// Count the names of a broken snapshot for the next one.
+    NamesOutliveTheConnection,
+    /// Acknowledge a Keep, and stop its pod with the snapshot.
+    KeepNothing,
+    /// Acknowledge a Del, and keep the pod.
+    DelIgnored,
+    /// Keep a pod that is named and deleted in the same snapshot.
+    DelInSnapshotIgnored,
+    /// Ignore an Add after a Del of the same pod in the snapshot.
+    DelInSnapshotSticks,
+    /// Restart a pod that is added again with the same netns.
+    RestartOnSameNetns,
+    /// Keep the listeners of a pod in its former netns.
+    StayInOldNetns,
+    /// Acknowledge an Add before the listeners are open.
+    AckBeforeListening,
+    /// Acknowledge an Add whose listeners cannot be opened.
+    AckStartFailures,
+    /// Close the connection after a refusal.
+    NackCloses,
+    /// Answer no Add while a pod is pending.
+    PendingBlocks,
+    /// Keep the other listeners open when one cannot be opened.
+    PendingHalfOpen,
+    /// Retry pending pods of an earlier connection.
+    PendingSurvives,
+    /// Retry a pending pod after its Del.
+    PendingSurvivesDel,
+    /// Acknowledge the second Add of a pending pod without starting the pod.
+    PendingAddIgnored,
+    /// Open the listeners outside the pod.
+    ListenersInOwnNetns,
+    /// Open no listener on port 15008.
+    TwoListeners,
+    /// Set no mark on the listeners.
+    UnmarkedListeners,
+    /// Listen on 127.0.0.1 only.
+    LoopbackOnly,
+    /// Listen on IPv4 addresses only.
+    V4Only,
+    /// Listen on IPv6 addresses only.
+    V6Only,
+    /// Accept no connection.
+    NeverAccepts,
+    /// Do not share the ports of the listeners.
+    NoReuseport,
     /// Set no mark on the sockets that connect to destinations.
     UnmarkedUpstreams,
     /// Connect to applications from the pod's own address.
     OwnSourceAddress,
     /// Take the address of the listener for the destination of a connection.
     IgnoresOriginalDestination,
-    /// Forward direct connections to the listeners, too: a loop, unless rules of the netns stop the second connection.
+    /// Forward direct connections to the listeners, too, which is a loop unless rules of the netns stop the second connection.
     ForwardsDirectConnections,
     /// Let the live connections of a deleted or moved pod go on.
     DelKeepsConnections,
-    /// Stop every pod when the connection to the agent ends.
-    DisconnectStopsPods,
     /// Keep the end of one direction from the other side.
     IgnoresHalfCloses,
 }
@@ -55,23 +157,12 @@ impl FromStr for Fault {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once('=').unwrap_or((text, "")) {
-            ("never-ack", "") => Ok(Self::NeverAck),
-            ("nack-adds", "") => Ok(Self::NackAdds),
-            ("silent", "") => Ok(Self::Silent),
-            ("unmarked-upstreams", "") => Ok(Self::UnmarkedUpstreams),
-            ("own-source-address", "") => Ok(Self::OwnSourceAddress),
-            ("ignores-original-destination", "") => Ok(Self::IgnoresOriginalDestination),
-            ("forwards-direct-connections", "") => Ok(Self::ForwardsDirectConnections),
-            ("del-keeps-connections", "") => Ok(Self::DelKeepsConnections),
-            ("disconnect-stops-pods", "") => Ok(Self::DisconnectStopsPods),
-            ("ignores-half-closes", "") => Ok(Self::IgnoresHalfCloses),
-            ("ack-delay-ms", delay) => {
-                let delay = delay.parse().map_err(|error| format!("{error}"))?;
-                Ok(Self::AckDelay(Duration::from_millis(delay)))
-            }
-            _ => Err("not a fault that --help lists".to_owned()),
+        if let Some(delay) = text.strip_prefix("ack-delay-ms=") {
+            let delay = delay.parse().map_err(|error| format!("{error}"))?;
+            return Ok(Self::AckDelay(Duration::from_millis(delay)));
         }
+        let unknown = |_| "not a fault that --help lists".to_owned();
+        <Self as ValueEnum>::from_str(text, false).map_err(unknown)
     }
 }
 
@@ -97,18 +188,18 @@ impl Options {
     }
 }
 
-const FAULT_HELP: &str = "Misbehave on purpose: \
-    never-ack (drop each request, answer none), \
-    nack-adds (start no proxy, refuse each Add), \
-    ack-delay-ms=N (answer N ms late), \
-    silent (connect and never say hello), \
-    unmarked-upstreams (set no mark on connections to destinations), \
-    own-source-address (connect to applications from the pod's address), \
-    ignores-original-destination (connect to the listener's own address), \
-    forwards-direct-connections (forward what nothing redirected), \
-    del-keeps-connections (let connections outlive their pod), \
-    disconnect-stops-pods (stop every pod when the agent disconnects), \
-    ignores-half-closes (keep the end of one direction from the other side)";
+fn fault_help() -> String {
+    let faults = Fault::value_variants().iter();
+    let faults = faults.filter_map(ValueEnum::to_possible_value);
+    let lines = faults.map(|fault| {
+        let help = fault.get_help().map(ToString::to_string);
+        format!("\n{}: {}", fault.get_name(), help.unwrap_or_default())
+    });
+    lines.fold(
+        "Misbehave on purpose:\nack-delay-ms=N: Answer N ms late".to_owned(),
+        |help, line| help + &line,
+    )
+}
 
 fn command() -> Command {
     Command::new("reference-ztunnel")
@@ -142,8 +233,8 @@ fn command() -> Command {
             Arg::new("fault")
                 .long("fault")
                 .value_name("FAULT")
-                .help(FAULT_HELP)
-                .value_parser(Fault::from_str),
+                .help(fault_help())
+                .value_parser(<Fault as FromStr>::from_str),
         )
         .arg(
             Arg::new("dns")

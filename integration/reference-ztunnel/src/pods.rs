@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use zds_client::WorkloadInfo;
 
 use crate::enter::{Netns, NetnsId};
+use crate::options::Fault;
 use crate::state_file::{Phase, PodState};
 
 #[derive(Debug, Clone)]
@@ -31,6 +32,9 @@ pub(crate) struct Pods<P> {
     /// The UIDs that were named on this connection before its snapshot was complete.
     named: BTreeSet<String>,
     snapshot_complete: bool,
+    fault: Fault,
+    /// The pods that, by a fault, no later Add names.
+    deleted: BTreeSet<String>,
 }
 
 #[derive(Debug)]
@@ -41,27 +45,37 @@ struct Running<P> {
 }
 
 impl<P> Pods<P> {
-    pub(crate) const fn new() -> Self {
+    pub(crate) const fn new(fault: Fault) -> Self {
         Self {
             running: BTreeMap::new(),
             pending: BTreeMap::new(),
             named: BTreeSet::new(),
             snapshot_complete: false,
+            fault,
+            deleted: BTreeSet::new(),
         }
     }
 
     /// Prepares a new connection: pods keep running, and everything else starts over.
     pub(crate) fn reconnected(&mut self) {
-        self.pending.clear();
-        self.named.clear();
+        if self.fault != Fault::PendingSurvives {
+            self.pending.clear();
+        }
+        if self.fault != Fault::NamesOutliveTheConnection {
+            self.named.clear();
+        }
         self.snapshot_complete = false;
     }
 
     /// Decides about an Add. After [`Admission::Start`], the caller must call [`Self::started`] or [`Self::failed`]
     /// next.
     pub(crate) fn add(&mut self, workload: &Workload) -> Admission<P> {
-        self.name(&workload.uid);
-        if self.runs(workload) {
+        if !self.deleted.contains(&workload.uid) {
+            self.name(&workload.uid);
+        }
+        let is_ignored =
+            self.fault == Fault::PendingAddIgnored && self.pending.contains_key(&workload.uid);
+        if is_ignored || self.runs(workload) {
             return Admission::Running;
         }
         let replaced = self.running.remove(&workload.uid);
@@ -70,9 +84,11 @@ impl<P> Pods<P> {
     }
 
     fn runs(&self, workload: &Workload) -> bool {
-        self.running
-            .get(&workload.uid)
-            .is_some_and(|running| running.netns == workload.netns.id())
+        self.running.get(&workload.uid).is_some_and(|running| {
+            let is_same = running.netns == workload.netns.id();
+            is_same && self.fault != Fault::RestartOnSameNetns
+                || self.fault == Fault::StayInOldNetns
+        })
     }
 
     fn name(&mut self, uid: &str) {
@@ -97,15 +113,31 @@ impl<P> Pods<P> {
     }
 
     pub(crate) fn keep(&mut self, uid: &str) {
-        self.name(uid);
+        if self.fault != Fault::KeepNothing {
+            self.name(uid);
+        }
+    }
+
+    pub(crate) fn knows(&self, uid: &str) -> bool {
+        self.running.contains_key(uid) || self.pending.contains_key(uid)
     }
 
     /// Returns the proxy to stop now. Before the snapshot is complete, no proxy is stopped, because the snapshot shows
     /// the pods that stay.
     pub(crate) fn del(&mut self, uid: &str) -> Option<P> {
-        self.pending.remove(uid);
-        self.named.remove(uid);
+        if self.fault == Fault::DelIgnored {
+            return None;
+        }
+        if self.fault != Fault::PendingSurvivesDel {
+            self.pending.remove(uid);
+        }
+        if self.fault != Fault::DelInSnapshotIgnored {
+            self.named.remove(uid);
+        }
         if !self.snapshot_complete {
+            if self.fault == Fault::DelInSnapshotSticks {
+                self.deleted.insert(uid.to_owned());
+            }
             return None;
         }
         self.running.remove(uid).map(|running| running.proxy)
@@ -114,8 +146,19 @@ impl<P> Pods<P> {
     /// Returns the proxies to stop after a SnapshotSent.
     pub(crate) fn complete_snapshot(&mut self) -> Vec<P> {
         self.snapshot_complete = true;
-        let named = std::mem::take(&mut self.named);
-        let unnamed = self.running.extract_if(.., |uid, _| !named.contains(uid));
+        let unnamed = if self.fault == Fault::NeverStopTheUnnamed {
+            Vec::new()
+        } else {
+            self.take_unnamed()
+        };
+        self.named.clear();
+        unnamed
+    }
+
+    /// Removes and returns the proxies of the pods that this connection has not named.
+    pub(crate) fn take_unnamed(&mut self) -> Vec<P> {
+        let unnamed = |uid: &String, _: &mut Running<P>| !self.named.contains(uid);
+        let unnamed = self.running.extract_if(.., unnamed);
         unnamed.map(|(_, running)| running.proxy).collect()
     }
 

@@ -75,11 +75,20 @@ impl Proxy {
         let inside = Inside::enter(workload.netns.clone()).await;
         let inside = inside.map_err(StartError::Enter)?;
         let mut open = Vec::new();
+        let fault = options.fault;
         for listener in Listener::ALL {
-            let socket = bind(&inside, listener)
-                .await
-                .map_err(|error| StartError::Bind(listener.address(), error))?;
-            open.push((listener, socket));
+            if fault == Fault::TwoListeners && listener == Listener::Hbone {
+                continue;
+            }
+            match bind(&inside, listener, fault).await {
+                Ok(socket) => open.push((listener, socket)),
+                Err(error) => {
+                    if fault == Fault::PendingHalfOpen {
+                        open.into_iter().for_each(std::mem::forget);
+                    }
+                    return Err(StartError::Bind(listener.address(), error));
+                }
+            }
         }
         let mut names = Vec::new();
         if options.dns {
@@ -95,7 +104,7 @@ impl Proxy {
             inside,
             log,
             member,
-            fault: options.fault,
+            fault,
         };
         Ok(Self::serve(open, names, &Arc::new(pod)))
     }
@@ -151,8 +160,13 @@ fn join(
     })
 }
 
-async fn bind(inside: &Inside, listener: Listener) -> io::Result<TcpListener> {
-    TcpListener::from_std(inside.run(move || listener.open()).await?)
+async fn bind(inside: &Inside, listener: Listener, fault: Fault) -> io::Result<TcpListener> {
+    let socket = if fault == Fault::ListenersInOwnNetns {
+        listener.open(fault)?
+    } else {
+        inside.run(move || listener.open(fault)).await?
+    };
+    TcpListener::from_std(socket)
 }
 
 /// Serves a listener until it is closed, then waits for its connections, which end with this future.
@@ -165,7 +179,7 @@ async fn accept(
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            accepted = socket.accept() => match accepted {
+            accepted = socket.accept(), if pod.fault != Fault::NeverAccepts => match accepted {
                 Ok((stream, source)) => {
                     connections.spawn(forward(incoming(listener, stream, source), Arc::clone(&pod)));
                 }

@@ -49,9 +49,15 @@ impl Options {
         let socket = UnixSeqpacket::connect(path)
             .await
             .map_err(ConnectError::Dial)?;
-        let client = Client::new(socket, self.receive_buffer);
+        let client = self.attach(socket);
         client.hello().await.map_err(ConnectError::Hello)?;
         Ok(client)
+    }
+
+    /// Uses a connected socket, on which the caller sends the hello.
+    #[must_use]
+    pub fn attach(&self, socket: UnixSeqpacket) -> Client {
+        Client::new(socket, self.receive_buffer)
     }
 }
 

@@ -31,7 +31,7 @@ use socket2::{Domain, Socket, Type};
 pub const PORTS: [u16; 3] = [15001, 15006, 15008];
 
 /// The mark of ztunnel's sockets.
-pub const MARK: u32 = 0x539;
+const MARK: u32 = 0x539;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 

@@ -55,7 +55,7 @@ fn pending(uid: &str) -> (String, Phase) {
 
 #[test]
 fn an_added_pod_is_started() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     assert_eq!(pods.add(&workload("a", ONE)), START);
     pods.started(workload("a", ONE), "first");
     assert_eq!(phases(&pods), [running("a")]);
@@ -63,14 +63,14 @@ fn an_added_pod_is_started() {
 
 #[test]
 fn a_pod_that_is_added_twice_is_started_once() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     add(&mut pods, "a", ONE, "first");
     assert_eq!(pods.add(&workload("a", ONE)), Admission::Running);
 }
 
 #[test]
 fn a_changed_info_in_the_same_netns_is_ignored() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     add(&mut pods, "a", ONE, "first");
     let mut renamed = workload("a", ONE);
     "renamed".clone_into(&mut renamed.info.name);
@@ -80,7 +80,7 @@ fn a_changed_info_in_the_same_netns_is_ignored() {
 
 #[test]
 fn a_pod_that_cannot_be_started_is_pending_and_starts_with_a_later_add() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     fail(&mut pods, "a", ONE);
     assert_eq!(phases(&pods), [pending("a")]);
     fail(&mut pods, "a", ONE);
@@ -92,7 +92,7 @@ fn a_pod_that_cannot_be_started_is_pending_and_starts_with_a_later_add() {
 
 #[test]
 fn a_pending_pod_that_is_added_with_another_netns_is_replaced() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     fail(&mut pods, "a", ONE);
     add(&mut pods, "a", OTHER, "other");
     assert_eq!(phases(&pods), [running("a")]);
@@ -101,7 +101,7 @@ fn a_pending_pod_that_is_added_with_another_netns_is_replaced() {
 
 #[test]
 fn a_pending_pod_that_is_deleted_is_gone() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     fail(&mut pods, "a", ONE);
     assert_eq!(pods.del("a"), None);
     assert!(phases(&pods).is_empty());
@@ -110,7 +110,7 @@ fn a_pending_pod_that_is_deleted_is_gone() {
 
 #[test]
 fn a_pod_that_is_retried_and_starts_is_no_longer_pending() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     fail(&mut pods, "a", ONE);
     for workload in pods.pending() {
         pods.started(workload, "first");
@@ -120,7 +120,7 @@ fn a_pod_that_is_retried_and_starts_is_no_longer_pending() {
 
 #[test]
 fn a_deleted_pod_can_be_added_again() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     pods.complete_snapshot();
     add(&mut pods, "a", ONE, "first");
     assert_eq!(pods.del("a"), Some("first"));
@@ -129,7 +129,7 @@ fn a_deleted_pod_can_be_added_again() {
 
 #[test]
 fn a_del_of_an_unknown_pod_does_nothing() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     assert_eq!(pods.del("a"), None);
     pods.complete_snapshot();
     assert_eq!(pods.del("a"), None);
@@ -137,7 +137,7 @@ fn a_del_of_an_unknown_pod_does_nothing() {
 
 #[test]
 fn another_netns_replaces_the_proxy() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     add(&mut pods, "a", ONE, "first");
     let replaced = Some("first");
     let moved = workload("a", OTHER);
@@ -148,7 +148,7 @@ fn another_netns_replaces_the_proxy() {
 
 #[test]
 fn a_pod_whose_new_netns_fails_has_lost_the_old_one() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     add(&mut pods, "a", ONE, "first");
     let moved = workload("a", OTHER);
     pods.add(&moved);
@@ -158,14 +158,14 @@ fn a_pod_whose_new_netns_fails_has_lost_the_old_one() {
 
 #[test]
 fn two_pods_in_one_netns_both_run() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     add(&mut pods, "a", ONE, "first");
     assert_eq!(pods.add(&workload("b", ONE)), START);
 }
 
 #[test]
 fn a_del_before_the_snapshot_stops_the_pod_only_with_the_snapshot() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     add(&mut pods, "a", ONE, "first");
     fail(&mut pods, "b", ONE);
     assert_eq!(pods.del("a"), None);
@@ -177,7 +177,7 @@ fn a_del_before_the_snapshot_stops_the_pod_only_with_the_snapshot() {
 
 #[test]
 fn a_reconnect_keeps_what_runs_and_forgets_the_rest() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     add(&mut pods, "a", ONE, "first");
     fail(&mut pods, "b", ONE);
     pods.complete_snapshot();
@@ -188,7 +188,7 @@ fn a_reconnect_keeps_what_runs_and_forgets_the_rest() {
 
 #[test]
 fn a_pod_that_is_added_or_kept_survives_a_new_snapshot() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     add(&mut pods, "a", ONE, "first");
     add(&mut pods, "b", OTHER, "second");
     pods.complete_snapshot();
@@ -201,7 +201,7 @@ fn a_pod_that_is_added_or_kept_survives_a_new_snapshot() {
 
 #[test]
 fn a_pod_that_a_new_snapshot_does_not_name_is_stopped() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     add(&mut pods, "a", ONE, "first");
     add(&mut pods, "b", OTHER, "second");
     pods.complete_snapshot();
@@ -213,7 +213,7 @@ fn a_pod_that_a_new_snapshot_does_not_name_is_stopped() {
 
 #[test]
 fn a_keep_of_an_unknown_pod_starts_nothing() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     pods.keep("a");
     assert!(pods.complete_snapshot().is_empty());
     assert!(phases(&pods).is_empty());
@@ -221,7 +221,7 @@ fn a_keep_of_an_unknown_pod_starts_nothing() {
 
 #[test]
 fn pods_added_after_the_snapshot_run_on_until_a_new_one_leaves_them_out() {
-    let mut pods = Named::new();
+    let mut pods = Named::new(Fault::None);
     assert!(pods.complete_snapshot().is_empty());
     add(&mut pods, "a", ONE, "first");
     assert_eq!(phases(&pods), [running("a")]);

@@ -1,19 +1,7 @@
-//! Checks that correct peers pass every case: the broken peers without a fault, the reference ztunnel, and the broker.
+//! Checks that correct peers pass every case: the broken agent without a fault, the reference ztunnel, and the broker.
 //! The tests need root, or `integration/isolate` before `cargo test`, and a built workspace.
 
-use crate::run::{Run, bin, broken_agent, default_cases, passes, passes_every_case, ztunnel};
-use crate::table::OF_THE_REFERENCE;
-
-#[test]
-fn the_broken_ztunnel_without_a_fault_passes() {
-    let command = [&*bin("broken-ztunnel"), "{socket}", "none"];
-    let mut cases = default_cases("ztunnel");
-    // The broken ztunnel forwards no connections.
-    cases.retain(|name| OF_THE_REFERENCE.iter().all(|(_, case, _)| case != name));
-    passes(&cases, |cases| {
-        ztunnel(&[cases, &["--storm", "50"]].concat(), &command)
-    });
-}
+use crate::run::{Run, bin, broken_agent, passes_every_case, ztunnel};
 
 #[test]
 fn the_broken_agent_without_a_fault_passes() {

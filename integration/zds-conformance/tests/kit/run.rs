@@ -51,7 +51,7 @@ impl Run {
 }
 
 /// Returns the names of the cases that run by default.
-pub(crate) fn default_cases(peer: &str) -> Vec<String> {
+fn default_cases(peer: &str) -> Vec<String> {
     let list = Run::of(&[peer, "--list"]).output;
     let lines = list.lines().filter(|line| !line.ends_with("(--thorough)"));
     let cases: Vec<_> = lines
