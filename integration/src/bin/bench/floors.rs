@@ -10,7 +10,6 @@ use tokio::runtime::Runtime;
 use crate::{
     compare::{Comparison, milliseconds},
     handover::Bare,
-    netlink::Rules,
     side::Side,
 };
 
@@ -20,14 +19,12 @@ const CLIENT: &str = "a bare tonic client: exec and one call";
 const CALL: &str = "one unary tonic call on an open connection";
 const ADD: &str = "hand-over: a descriptor to ztunnel, which opens its listeners and answers";
 const DEL: &str = "a pod taken from ztunnel: a packet, and its answer";
-const RULES: &str = "the rules, ip rules and routes of a pod: their netlink messages, replayed";
 
 pub(crate) struct Floors {
     table: Comparison,
     runtime: Runtime,
     ztunnel: Bare,
     calls: Verbs,
-    rules: Rules,
     next: usize,
 }
 
@@ -45,7 +42,6 @@ impl Floors {
             runtime,
             ztunnel,
             calls: Verbs::at(&inpod_service::socket(&side.node.run_dir(), "pod-events"))?,
-            rules: side.rules()?,
             next: 0,
         })
     }
@@ -75,8 +71,6 @@ impl Floors {
         let [add, del] = self.runtime.block_on(self.ztunnel.round_trips(&pod))?;
         self.table.record(ADD, 0, milliseconds(add));
         self.table.record(DEL, 0, milliseconds(del));
-        let write = self.rules.write(&pod.netns)?;
-        self.table.record(RULES, 0, milliseconds(write));
         pod.unmount()
     }
 
@@ -87,7 +81,7 @@ impl Floors {
         let enrolled = of(CLIENT) + 2.0 * of(CALL);
         [
             of(CLIENT),
-            enrolled + of(ADD) + of(RULES),
+            enrolled + of(ADD),
             enrolled + of(DEL),
             of(CLIENT),
         ]

@@ -7,7 +7,6 @@ mod datapath;
 mod floors;
 mod growth;
 mod handover;
-mod netlink;
 mod rest;
 mod side;
 

@@ -4,6 +4,7 @@ use std::{
     cell::RefCell,
     fs,
     ops::Deref,
+    os::fd::AsRawFd as _,
     path::Path,
     process::Command,
     sync::Arc,
@@ -17,9 +18,10 @@ use integration::{
     ApiServer, Call, DeployedNode, Inhabitant, IstioCni, Mesh, Node, PluginCall, Pod, TIMEOUT,
     Verbs, chart::Container, eventually, number,
 };
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
+};
 use serde_json::{Value, json};
-
-use crate::netlink::{self, Rules};
 
 /// The name of the manifest that `integration/bench/run` puts beside the programs of a tree.
 const MANIFEST: &str = "manifest.yaml";
@@ -193,12 +195,6 @@ impl Side {
         Ok(COUNTS.map(|name| (name, count(name))).to_vec())
     }
 
-    /// Returns the rules of an enrolled pod.
-    pub(crate) fn rules(&self) -> anyhow::Result<Rules> {
-        let (pod, _) = self.pods.first().context("no pod is enrolled")?;
-        Rules::of(&pod.netns)
-    }
-
     pub(crate) fn pods(&self) -> usize {
         self.pods.len()
     }
@@ -318,12 +314,32 @@ pub(crate) struct RunningPod {
 impl RunningPod {
     pub(crate) fn until_it_has_rules(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + LIMIT;
-        while !self.pod.netns.within(netlink::has_tables)?? {
+        while !self.pod.netns.within(has_tables)?? {
             ensure!(Instant::now() < deadline, "{} has none", self.pod.spec.name);
             thread::sleep(Duration::from_millis(2));
         }
         Ok(())
     }
+}
+
+/// Returns whether nf_tables of this thread's netns has tables. Asks the kernel, because starting `nft` would take longer
+/// than the enrollment that is measured.
+fn has_tables() -> anyhow::Result<bool> {
+    const NLMSG_ERROR: u16 = 2;
+    const NLMSG_DONE: u16 = 3;
+    // NFT_MSG_GETTABLE (linux/netfilter/nf_tables.h) as a dump (NLM_F_REQUEST | NLM_F_DUMP), for all families.
+    let (kind, flags) = (0x0a01_u16.to_ne_bytes(), 0x301_u16.to_ne_bytes());
+    let request = [&20_u32.to_ne_bytes()[..], &kind, &flags, &[0; 12]].concat();
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let protocol = SockProtocol::NetlinkNetFilter;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
+    send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
+    let mut response = vec![0; 1 << 16];
+    recv(socket.as_raw_fd(), &mut response, MsgFlags::empty())?;
+    let kind = response.get(4..).and_then(<[u8]>::first_chunk::<2>);
+    let kind = u16::from_ne_bytes(*kind.context("a header")?);
+    ensure!(kind != NLMSG_ERROR, "the kernel refuses the dump");
+    Ok(kind != NLMSG_DONE)
 }
 
 /// A probe that the kubelet would execute in a container of the agent.
