@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use crate::{
     netlink::KernelError,
     netns_session::NetnsSession,
-    nftables::Observed,
+    nftables::{Change, Observed},
     plan::{self, Plan, State, Step},
     routes::Routing,
     rules::Fingerprint,
@@ -16,17 +16,38 @@ use crate::{
 /// The maximum of remembered fingerprints. A node has as many as its pods differ in settings.
 const MAX_FINGERPRINTS: usize = 256;
 
-/// The fingerprints whose rules this process has read back rule by rule. The same rules written to a netns without rules
-/// need no second comparison, because this kernel has returned them unchanged before.
+/// The fingerprints whose rules this process has read back rule by rule. The same rules need no second comparison,
+/// because this kernel has returned them unchanged before.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReadBack(Arc<Mutex<HashSet<Fingerprint>>>);
 
-/// The state that holds after the steps, provided that the generation of nf_tables is `tables.generation`.
+/// The state that holds after a change, provided that the generation of nf_tables is `tables.generation`: the kernel
+/// counts each transaction (nf_tables_commit in net/netfilter/nf_tables_api.c), and refuses one that is based on another
+/// generation than the one that was read.
 #[derive(Debug)]
 pub(super) struct Expected {
     tables: Observed,
-    /// The routing read before the steps, unless the steps changed routing.
+    /// The routing read before the change; `None` if it may have changed.
     routing: Option<Routing>,
+}
+
+impl Expected {
+    /// Returns `None` if the change deletes rules of other authors, of which the netns may keep something.
+    pub(super) fn after(
+        before: &Observed,
+        change: &Change,
+        routing: Option<Routing>,
+    ) -> Option<Self> {
+        let transactions = u32::from(!change.is_empty());
+        let tables = Observed {
+            generation: before.generation.checked_add(transactions)?,
+            ..plan::after_change(before, change)
+        };
+        before
+            .leftovers
+            .is_empty()
+            .then_some(Self { tables, routing })
+    }
 }
 
 impl ReadBack {
@@ -38,11 +59,9 @@ impl ReadBack {
         known.insert(fingerprint);
     }
 
-    /// Returns the state to expect after one transaction that wrote known rules to a netns without rules; `None` after
-    /// other steps.
+    /// Returns the state to expect after one transaction that wrote known rules; `None` after other steps.
     pub(super) fn expected(&self, plan: &Plan, before: State, steps: &[Step]) -> Option<Expected> {
-        let had_rules = !before.nftables.tables.is_empty() || !before.nftables.leftovers.is_empty();
-        if had_rules || !self.0.lock().contains(&plan.fingerprint) {
+        if !self.0.lock().contains(&plan.fingerprint) {
             return None;
         }
         let mut change = None;
@@ -59,12 +78,7 @@ impl ReadBack {
                 | Step::FlushDns(_) => {}
             }
         }
-        // The kernel counts each transaction (nf_tables_commit in net/netfilter/nf_tables_api.c).
-        let tables = Observed {
-            generation: before.nftables.generation.checked_add(1)?,
-            ..plan::after_change(&before.nftables, change?)
-        };
-        Some(Expected { tables, routing })
+        Expected::after(&before.nftables, change?, routing)
     }
 }
 

@@ -2,7 +2,11 @@ use anyhow::anyhow;
 use inpod_linux::Netns;
 use inpod_types::{Reason, SandboxRef, with_causes};
 
-use super::{Observation, Writer, observe::of_state};
+use super::{
+    Observation, Writer,
+    observe::of_state,
+    read_back::{self, Expected},
+};
 use crate::{
     conntrack,
     error::{Context as _, Failed, KernelError},
@@ -137,7 +141,8 @@ fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<State, Fai
         let disabled = session.set_migrates(false);
         failures.extend(disabled.err().map(|error| with_causes(&error)));
     }
-    let after = session.read()?;
+    let expected = Expected::after(&seen.nftables, &deletion(&seen.nftables), None);
+    let after = read_back::read(session, expected)?;
     failures.extend(remaining(&after));
     if failures.is_empty() {
         return Ok(after);
@@ -160,13 +165,16 @@ fn delete_tables(session: &mut NetnsSession<'_>, seen: &Observed) -> Result<(), 
     let mut known = Some(seen.clone());
     retry_on_race(|| {
         let seen = known.take().map_or_else(|| nftables.read(), Ok)?;
-        let change = Change {
-            delete: seen.ids(),
-            leftovers: seen.leftovers.select(Author::is_replaced_by_all),
-            ..Change::default()
-        };
-        nftables.change(seen.generation, &change)
+        nftables.change(seen.generation, &deletion(&seen))
     })
+}
+
+fn deletion(seen: &Observed) -> Change {
+    Change {
+        delete: seen.ids(),
+        leftovers: seen.leftovers.select(Author::is_replaced_by_all),
+        ..Change::default()
+    }
 }
 
 fn remaining(state: &State) -> Vec<String> {

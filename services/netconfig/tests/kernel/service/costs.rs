@@ -95,5 +95,5 @@ async fn leaving_visits_the_netns_once_per_call() {
     eprintln!("{COUNTS:?}: joining {joining:?}, leaving {leaving:?}");
     let [visits, requests, dumps, walks] = leaving;
     assert_eq!((visits, dumps, walks), (3, 0, 0));
-    assert!(requests <= 54 + TIMER_REQUESTS, "{requests} requests");
+    assert!(requests <= 43 + TIMER_REQUESTS, "{requests} requests");
 }
