@@ -1,6 +1,10 @@
 //! Tracks this node's ztunnel pods and keeps the broker's allow-list in sync.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use inpod_types::{Failure, PodUid};
 use tokio::{
@@ -12,6 +16,7 @@ use crate::{
     clients::{Clients, Instance},
     inventory::Inventory,
     labels::Selector,
+    pod::PodKey,
     source::{Health, Source},
 };
 
@@ -20,11 +25,28 @@ const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(100), Duration::fro
 
 const SET_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Returns the UIDs of ztunnel pods that cgroup names contain; for a static pod, the hash.
-fn find_ztunnels(inventory: &Inventory, selector: &Selector) -> BTreeSet<PodUid> {
-    let ztunnels = inventory.pods.values().filter(|pod| selector.selects(pod));
-    let uids = ztunnels.map(|pod| pod.runtime_uid.as_ref().unwrap_or(&pod.pod.uid));
-    uids.cloned().collect()
+/// The ztunnel pods of an inventory, by the UIDs that cgroup names contain; for a static pod, the hash.
+#[derive(Debug, Default)]
+struct ZtunnelPods {
+    seen: Arc<Inventory>,
+    uids: BTreeMap<PodKey, PodUid>,
+}
+
+impl ZtunnelPods {
+    /// Judges the pods that changed since the last call, because most changes are of other pods.
+    fn update(&mut self, inventory: Arc<Inventory>, selector: &Selector) -> BTreeSet<PodUid> {
+        for key in inventory.pods.differences(&self.seen.pods) {
+            match inventory.pod(&key).filter(|pod| selector.selects(pod)) {
+                Some(pod) => {
+                    let uid = pod.runtime_uid.as_ref().unwrap_or(&pod.pod.uid);
+                    self.uids.insert(key, uid.clone());
+                }
+                None => drop(self.uids.remove(&key)),
+            }
+        }
+        self.seen = inventory;
+        self.uids.values().cloned().collect()
+    }
 }
 
 /// Sends the ztunnel pods to the broker after each change and each start of the broker.
@@ -67,9 +89,10 @@ impl Inputs {
         }
         let [shortest, longest] = RETRY_INTERVAL;
         let (mut sent, mut wait) = (None, shortest);
+        let mut ztunnels = ZtunnelPods::default();
         loop {
             let inventory = Arc::clone(&self.inventory.borrow_and_update());
-            let pods = find_ztunnels(&inventory, selector);
+            let pods = ztunnels.update(inventory, selector);
             let run = self.broker.borrow_and_update().clone();
             let due = run.map(|run| (run, pods));
             let mut failed = false;

@@ -41,9 +41,14 @@ fn ztunnels_are_the_pods_of_the_namespace_with_the_label() {
         ..ztunnel("b")
     };
     let plain = testing::pod("istio-system", "e");
-    let pods = [ztunnel("a"), static_pod, elsewhere, other, plain];
-    let found = find_ztunnels(&inventory(&pods), &selector());
+    let pods = [ztunnel("a"), static_pod, elsewhere, other.clone(), plain];
+    let mut ztunnels = ZtunnelPods::default();
+    let found = ztunnels.update(inventory(&pods), &selector());
     assert_eq!(names(&found), ["hash", "uid-of-a"]);
+    other.labels.insert("app".to_owned(), "ztunnel".to_owned());
+    let found = ztunnels.update(inventory(&[ztunnel("a"), other]), &selector());
+    assert_eq!(names(&found), ["uid-of-a", "uid-of-d"]);
+    assert_eq!(ztunnels.update(inventory(&[]), &selector()), [].into());
 }
 
 #[test]
