@@ -20,8 +20,10 @@ use nix::{
 
 /// Per count.
 const SAMPLES: u32 = 20;
-/// On a node at rest.
+/// On a node at rest, and on the fuller of two nodes.
 const PODS: u32 = 100;
+/// The most by which a count of an ADD may grow with [`PODS`] pods.
+const GROWTH: f64 = 1.1;
 /// Longer than the shortest timer that is due regularly.
 const REST: Duration = Duration::from_secs(15);
 
@@ -80,14 +82,14 @@ fn node() -> Node {
     node
 }
 
-fn specs(count: u32) -> Vec<Spec> {
-    let spec = |number| Spec::new(&format!("web-{number}")).ambient();
+fn specs(name: &str, count: u32) -> Vec<Spec> {
+    let spec = |number| Spec::new(&format!("{name}-{number}")).ambient();
     (0..count).map(spec).collect()
 }
 
 /// Lets the source know of pods without an ADD.
-fn sandboxes(node: &Node) -> Vec<Pod> {
-    let pods = node.sandboxes(specs(SAMPLES)).unwrap();
+fn sandboxes(node: &Node, name: &str) -> Vec<Pod> {
+    let pods = node.sandboxes(specs(name, SAMPLES)).unwrap();
     for pod in &pods {
         node.until_known(&pod.spec).unwrap();
         // Each change of a route is one to look at.
@@ -184,9 +186,14 @@ fn cost(node: &Node, kind: &str, work: impl FnOnce()) -> Vec<(&'static str, f64)
     costs
 }
 
-/// Checks the median of each cost, since a notification of the kernel may cause a look during a call; for what must
+/// Returns the median of each cost, since a notification of the kernel may cause a look during a call; for what must
 /// never happen, the sum.
-fn check_calls(node: &Node, kind: &str, verb: Verb, pods: &[Pod]) {
+fn costs(
+    node: &Node,
+    kind: &str,
+    verb: Verb,
+    pods: &[Pod],
+) -> impl Iterator<Item = (&'static str, f64)> {
     let mut all = BTreeMap::<_, Vec<f64>>::new();
     for pod in pods {
         let costs = cost(node, kind, || call(node, verb, std::slice::from_ref(pod)));
@@ -194,15 +201,19 @@ fn check_calls(node: &Node, kind: &str, verb: Verb, pods: &[Pod]) {
             all.entry(name).or_default().push(found);
         }
     }
-    for (name, mut found) in all {
+    all.into_iter().map(|(name, mut found)| {
         found.sort_by(f64::total_cmp);
         let never = ["process_walks", "conntrack_dumps"];
         if never.iter().any(|never| name.ends_with(never)) {
-            check(name, found.iter().sum());
+            (name, found.iter().sum())
         } else {
-            check(name, *found.get(found.len() / 2).unwrap());
+            (name, *found.get(found.len() / 2).unwrap())
         }
-    }
+    })
+}
+
+fn check_calls(node: &Node, kind: &str, verb: Verb, pods: &[Pod]) {
+    costs(node, kind, verb, pods).for_each(|(name, found)| check(name, found));
 }
 
 #[test]
@@ -211,7 +222,7 @@ fn an_add_and_a_del_cost_no_more_than_their_limits() {
     // The first of their kind cost more.
     let first = node.pod(Spec::new("first").ambient()).unwrap();
     node.until_whole(&first.spec).unwrap();
-    let pods = sandboxes(&node);
+    let pods = sandboxes(&node, "web");
     check_calls(&node, "ADD", Call::add, &pods);
     terminate(&node, &pods);
     check_calls(&node, "DEL", Call::del, &pods);
@@ -266,12 +277,40 @@ fn an_add_and_a_del_make_no_more_system_calls_than_their_limits() {
     let node = node();
     let first = node.pod(Spec::new("first").ambient()).unwrap();
     node.until_whole(&first.spec).unwrap();
-    let pods = sandboxes(&node);
+    let pods = sandboxes(&node, "web");
     let found = system_calls(&node, || call(&node, Call::add, &pods));
     check("ADD, system calls", found / f64::from(SAMPLES));
     terminate(&node, &pods);
     let found = system_calls(&node, || call(&node, Call::del, &pods));
     check("DEL, system calls", found / f64::from(SAMPLES));
+}
+
+/// Needs strace.
+#[test]
+fn an_add_beside_many_pods_costs_what_it_costs_beside_one() {
+    let node = node();
+    let first = node.pod(Spec::new("first").ambient()).unwrap();
+    node.until_whole(&first.spec).unwrap();
+    let measure = |name| {
+        let pods = sandboxes(&node, name);
+        let (counted, traced) = pods.split_at(pods.len() / 2);
+        let mut found: BTreeMap<_, _> = costs(&node, "ADD", Call::add, counted).collect();
+        // The scheduler has a share in wake-ups.
+        found.remove("ADD, wake-ups");
+        let calls = system_calls(&node, || call(&node, Call::add, traced));
+        found.insert("ADD, system calls", calls);
+        found
+    };
+    let beside_few = measure("few");
+    let filling = node.pods(specs("filling", PODS)).unwrap();
+    for pod in &filling {
+        node.until_whole(&pod.spec).unwrap();
+    }
+    let beside_many = measure("many");
+    eprintln!("{beside_few:?} beside one pod, {beside_many:?} beside {PODS}");
+    for (name, few) in beside_few {
+        assert!(beside_many[name] <= few * GROWTH, "{name}");
+    }
 }
 
 #[test]
@@ -287,7 +326,7 @@ fn a_node_at_rest_costs_no_more_than_its_limits() {
     let first = node.pod(Spec::new("first").ambient()).unwrap();
     node.until_whole(&first.spec).unwrap();
     let before = anonymous();
-    let pods = node.pods(specs(PODS)).unwrap();
+    let pods = node.pods(specs("web", PODS)).unwrap();
     let _inhabitants: Vec<_> = pods
         .iter()
         .map(|pod| Inhabitant::of(pod).unwrap())
