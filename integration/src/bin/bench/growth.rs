@@ -232,16 +232,26 @@ pub(crate) fn joining(samples: usize, sides: &[Side]) -> anyhow::Result<()> {
             let began = Instant::now();
             side.label(Some("ambient"))?;
             for pod in &pods {
-                pod.until_it_has_rules()?;
+                pod.until_rules_exist(true)?;
             }
             let took = milliseconds(began.elapsed());
             table.record("until all have rules", index, took);
             thread::sleep(SETTLE);
             let used = side.processor_time()?.saturating_sub(before);
             table.record("processor time of the agent", index, milliseconds(used));
+            let before = side.processor_time()?;
+            side.label(None)?;
+            // Istio's agent leaves empty tables.
+            if !side.is_istio() {
+                for pod in &pods {
+                    pod.until_rules_exist(false)?;
+                }
+                thread::sleep(SETTLE);
+                let used = side.processor_time()?.saturating_sub(before);
+                table.record("their leaving: processor time", index, milliseconds(used));
+            }
             side.end(&pods.iter().map(|pod| &pod.pod).collect::<Vec<_>>())?;
             drop(pods);
-            side.label(None)?;
         }
     }
     table.print()

@@ -312,10 +312,11 @@ pub(crate) struct RunningPod {
 }
 
 impl RunningPod {
-    pub(crate) fn until_it_has_rules(&self) -> anyhow::Result<()> {
+    pub(crate) fn until_rules_exist(&self, exist: bool) -> anyhow::Result<()> {
         let deadline = Instant::now() + LIMIT;
-        while !self.pod.netns.within(has_tables)?? {
-            ensure!(Instant::now() < deadline, "{} has none", self.pod.spec.name);
+        while self.pod.netns.within(has_tables)?? != exist {
+            let name = &self.pod.spec.name;
+            ensure!(Instant::now() < deadline, "rules of {name}: {}", !exist);
             thread::sleep(Duration::from_millis(2));
         }
         Ok(())
