@@ -6,3 +6,5 @@ mod check;
 pub(crate) mod describe;
 pub(crate) mod next;
 pub(crate) mod state;
+#[cfg(test)]
+mod table;
