@@ -2,33 +2,32 @@
 
 use std::time::{Duration, Instant};
 
+use inpod_types::Backoff;
+
 /// The number of rewrites that are made without a delay.
 const MAX_IMMEDIATE: u32 = 5;
 
-const MAX_DELAY: Duration = Duration::from_secs(60);
+const DELAYS: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 
 /// The time without a rewrite after which the backoff starts anew.
 const RESET_AFTER: Duration = Duration::from_secs(300);
 
 /// Allows a few immediate rewrites, then doubles the delay up to a minute.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Backoff {
+pub struct RewriteBackoff {
     streak: u32,
     last: Option<Instant>,
 }
 
-impl Backoff {
+impl RewriteBackoff {
     /// Returns how long to delay the next rewrite.
     pub fn delay(&self, now: Instant) -> Duration {
         let since = self.since(now);
-        let over = self.streak.saturating_sub(MAX_IMMEDIATE);
-        if over == 0 || since >= RESET_AFTER {
-            return Duration::ZERO;
-        }
-        let seconds = 1_u64.checked_shl(over - 1).unwrap_or(u64::MAX);
-        Duration::from_secs(seconds)
-            .min(MAX_DELAY)
-            .saturating_sub(since)
+        let delayed = self.streak.checked_sub(MAX_IMMEDIATE + 1);
+        let delayed = delayed.filter(|_| since < RESET_AFTER);
+        delayed.map_or(Duration::ZERO, |before| {
+            DELAYS.delay(before).saturating_sub(since)
+        })
     }
 
     pub fn record_rewrite(&mut self, now: Instant) {
@@ -57,7 +56,7 @@ mod tests {
     #[test]
     fn a_few_rewrites_are_made_at_once_and_then_one_a_minute_at_most() {
         let start = Instant::now();
-        let (mut backoff, mut now, mut times) = (Backoff::default(), start, Vec::new());
+        let (mut backoff, mut now, mut times) = (RewriteBackoff::default(), start, Vec::new());
         while now < start + Duration::from_secs(600) {
             now += backoff.delay(now);
             times.push(now.duration_since(start).as_secs());
@@ -74,10 +73,10 @@ mod tests {
 
     #[test]
     fn a_quiet_time_forgives() {
-        let mut backoff = Backoff::default();
+        let mut backoff = RewriteBackoff::default();
         let now = Instant::now();
         (0..20).for_each(|_| backoff.record_rewrite(now));
-        assert_eq!(backoff.delay(now), MAX_DELAY);
+        assert_eq!(backoff.delay(now), DELAYS.longest);
         assert!(backoff.delay(now + RESET_AFTER).is_zero());
         backoff.record_rewrite(now + RESET_AFTER);
         assert_eq!(backoff.streak(), 1);

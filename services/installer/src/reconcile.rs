@@ -14,7 +14,7 @@ use inpod_types::with_causes;
 
 use crate::{
     Conflist, Directory, INPOD_CNI, NetworkFile, Runtime,
-    backoff::Backoff,
+    backoff::RewriteBackoff,
     binary::{self, FileStamps},
     config::Config,
     directory::{below, file_names, resolve},
@@ -48,7 +48,7 @@ pub struct Installer {
     /// The directory with the plugin: the runtime's first that has the plugin or can be written.
     pub(crate) bin: PathBuf,
     metrics: Metrics,
-    backoff: Backoff,
+    backoff: RewriteBackoff,
     /// The problem that was logged last, so that a problem is logged once instead of at every reconcile.
     last_problem: String,
     /// The stamps with which the installed plugin was found current.
@@ -91,7 +91,7 @@ impl Installer {
             desired,
             followed: None,
             races: 0,
-            backoff: Backoff::default(),
+            backoff: RewriteBackoff::default(),
             verified: None,
             last_problem: String::new(),
             metrics,

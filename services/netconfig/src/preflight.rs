@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use inpod_service::{Readiness, abort_on_panic};
-use inpod_types::{Failure, Reason};
+use inpod_types::{Backoff, Failure, Reason};
 use tokio::{
     sync::Notify,
     task::{JoinError, JoinHandle, JoinSet, spawn_blocking},
@@ -17,9 +17,7 @@ use crate::{apply::Writer, error::Failed, probes, selftest};
 /// The readiness condition which states that the last check could apply an ADD's rules.
 const CONDITION: &str = "apply";
 
-/// The interval doubles with each failure in a row, up to the maximum.
-const MIN_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
+const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 
 /// The default timeout of an ADD, after which a check continues, but counts as failed until done.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -68,14 +66,14 @@ async fn run(
     readiness: Readiness,
     recheck: Recheck,
 ) {
-    let mut failed = 0;
+    let mut failed: u32 = 0;
     loop {
         let writer = Arc::clone(&writer);
         let work = spawn_blocking(move || selftest::run(&writer, &probes));
         let outcome = outcome(work, &readiness).await;
         failed = if outcome.is_ok() { 0 } else { failed + 1 };
         readiness.set(CONDITION, outcome);
-        sleep(retry_interval(failed)).await;
+        sleep(RETRY.delay(failed.saturating_sub(1))).await;
         if failed == 0 {
             recheck.0.notified().await;
         }
@@ -114,23 +112,4 @@ fn describe_failure(failure: Failure) -> String {
     } = failure;
     tracing::warn!(%reason, error = message, "The preflight check failed: ADDs of mesh pods would be refused");
     format!("{reason}: {message}")
-}
-
-fn retry_interval(failed: u32) -> Duration {
-    let doublings = failed.saturating_sub(1).min(16);
-    MIN_RETRY_INTERVAL
-        .saturating_mul(1 << doublings)
-        .min(MAX_RETRY_INTERVAL)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn after_failures_the_pauses_grow_to_a_bound_and_after_a_success_they_are_short_again() {
-        let seconds =
-            [0, 1, 2, 3, 6, 7, 8, u32::MAX].map(|failed| retry_interval(failed).as_secs());
-        assert_eq!(seconds, [1, 1, 2, 4, 32, 60, 60, 60]);
-    }
 }

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
+use inpod_types::Backoff;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
@@ -83,9 +84,8 @@ const IMMEDIATE_REPAIRS: u32 = 5;
 /// The time, in addition to twice the last delay, within which two repairs count as consecutive.
 const QUIET_PERIOD: Duration = Duration::from_secs(60);
 
-/// The bounds of the delay after the immediate repairs; each further repair doubles the delay.
-const MIN_DELAY: Duration = Duration::from_secs(10);
-const MAX_DELAY: Duration = Duration::from_secs(300);
+/// The delays after the immediate repairs.
+const DELAYS: Backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(300));
 
 /// Slows repairs down when another agent keeps undoing the repairs.
 #[derive(Clone, Debug, Default)]
@@ -109,15 +109,13 @@ impl RepairBackoff {
     /// Returns until when another agent may yet undo a repair that was delayed; `None` if no proof is missing. Another
     /// agent in a contest over the rules undoes a repair within the shortest delay.
     pub fn unproven_until(&self, now: Instant) -> Option<Instant> {
-        let until = self.last? + MIN_DELAY;
+        let until = self.last? + DELAYS.first;
         (self.repairs > IMMEDIATE_REPAIRS && until > now).then_some(until)
     }
 
     fn wait(&self) -> Duration {
         let delayed = self.repairs.checked_sub(IMMEDIATE_REPAIRS);
-        delayed.map_or(Duration::ZERO, |delayed| {
-            MIN_DELAY.saturating_mul(1 << delayed.min(8)).min(MAX_DELAY)
-        })
+        delayed.map_or(Duration::ZERO, |before| DELAYS.delay(before))
     }
 
     fn is_quiet(&self, now: Instant) -> bool {
@@ -158,9 +156,9 @@ mod tests {
         let mut repair_backoff = RepairBackoff::default();
         assert_eq!(made_in(&mut repair_backoff, 5).await, 5);
         assert_eq!(repair_backoff.unproven_until(Instant::now()), None);
-        tokio::time::advance(MIN_DELAY).await;
+        tokio::time::advance(DELAYS.first).await;
         repair_backoff.record_repair(Instant::now());
-        let proven = Instant::now() + MIN_DELAY;
+        let proven = Instant::now() + DELAYS.first;
         assert_eq!(repair_backoff.unproven_until(Instant::now()), Some(proven));
         assert_eq!(repair_backoff.unproven_until(proven), None);
     }

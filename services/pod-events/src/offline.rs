@@ -17,7 +17,7 @@ use inpod_cni::{
     spool::{SPOOL_DIR, boot_id},
 };
 use inpod_service::{Readiness, UninstallMode};
-use inpod_types::NamespaceName;
+use inpod_types::{Backoff, NamespaceName};
 use tokio::{
     sync::watch,
     time::{MissedTickBehavior, interval, sleep},
@@ -35,9 +35,9 @@ use spool::{Event, EventHandler};
 /// The interval of scans: a plugin whose call failed midway spools even while pod-events runs.
 const SCAN_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The first and the longest time between two lists. The time doubles while changes follow each other, so that a label
-/// on every namespace writes few lists.
-const CHANGE_PAUSE: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(2)];
+/// The time between two lists. The time doubles while changes follow each other, so that a label on every namespace
+/// writes few lists.
+const CHANGE_PAUSE: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(2));
 
 const CONDITION: &str = "plugin-state";
 
@@ -89,8 +89,7 @@ impl PluginState {
     }
 
     async fn run(mut self, mut changes: watch::Receiver<Arc<Inventory>>) {
-        let [shortest, longest] = CHANGE_PAUSE;
-        let mut pause = shortest;
+        let mut pauses = 0;
         let mut ticks = interval(SCAN_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -100,13 +99,9 @@ impl PluginState {
             };
             self.sync(is_due).await;
             if !is_due {
-                sleep(pause).await;
+                sleep(CHANGE_PAUSE.delay(pauses)).await;
                 let goes_on = changes.has_changed().unwrap_or(false);
-                pause = if goes_on {
-                    longest.min(pause * 2)
-                } else {
-                    shortest
-                };
+                pauses = if goes_on { pauses + 1 } else { 0 };
             }
         }
     }

@@ -16,7 +16,7 @@ use inpod_proto::{
     },
 };
 use inpod_service::Readiness;
-use inpod_types::{Failure, Reason, SandboxRef};
+use inpod_types::{Backoff, Failure, Reason, SandboxRef};
 use prost_types::Timestamp;
 use tokio::{
     sync::watch,
@@ -34,10 +34,8 @@ use crate::{
     unserved::Announcements,
 };
 
-/// The delay before a broken stream is reopened, and the initial delay of a retry.
-const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-
-const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// The delays of retries; a broken stream is reopened after the first.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 
 /// The interval of searches for claims without a record.
 const ORPHAN_INTERVAL: Duration = Duration::from_secs(300);
@@ -104,7 +102,7 @@ impl Sync {
     }
 
     async fn run(mut self) {
-        let mut wait = RETRY_INTERVAL;
+        let mut failures = 0;
         loop {
             let (netconfig, broker) = (
                 self.netconfig.borrow_and_update().clone(),
@@ -112,6 +110,7 @@ impl Sync {
             );
             self.source.mark_unchanged();
             let synced = self.sync(netconfig, broker).await;
+            let wait = RETRY.delay(failures);
             if let Err(failure) = &synced {
                 tracing::warn!(%failure, ?wait, "Synchronization failed; retrying");
             }
@@ -128,7 +127,7 @@ impl Sync {
             if changed.is_err() {
                 return;
             }
-            wait = synced.map_or_else(|_| MAX_RETRY_INTERVAL.min(wait * 2), |()| RETRY_INTERVAL);
+            failures = if synced.is_ok() { 0 } else { failures + 1 };
         }
     }
 
@@ -285,7 +284,7 @@ async fn follow<M, F>(
         conditions.set(service, Err(ended));
         on_end();
         instance.send_replace(None);
-        sleep(RETRY_INTERVAL).await;
+        sleep(RETRY.first).await;
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use inpod_types::{Failure, PodUid};
+use inpod_types::{Backoff, Failure, PodUid};
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
@@ -20,8 +20,7 @@ use crate::{
     source::{Health, Source},
 };
 
-/// The first and the longest delay between attempts.
-const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
+const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 
 const SET_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -87,15 +86,14 @@ impl Inputs {
         if self.health.wait_for(is_complete).await.is_err() {
             return;
         }
-        let [shortest, longest] = RETRY_INTERVAL;
-        let (mut sent, mut wait) = (None, shortest);
+        let (mut sent, mut failures) = (None, 0);
         let mut ztunnels = ZtunnelPods::default();
         loop {
             let inventory = Arc::clone(&self.inventory.borrow_and_update());
             let pods = ztunnels.update(inventory, selector);
             let run = self.broker.borrow_and_update().clone();
             let due = run.map(|run| (run, pods));
-            let mut failed = false;
+            let (mut failed, wait) = (false, RETRY.delay(failures));
             if let Some((run, pods)) = due.clone().filter(|_| due != sent) {
                 let count = pods.len();
                 match set(run, pods).await {
@@ -104,11 +102,11 @@ impl Inputs {
                             pods = count,
                             "Updated the list of ztunnel pods at the broker"
                         );
-                        (sent, wait) = (due, shortest);
+                        (sent, failures) = (due, 0);
                     }
                     Err(failure) => {
                         tracing::warn!(%failure, ?wait, "Could not update the list of ztunnel pods at the broker; will retry");
-                        failed = true;
+                        (failed, failures) = (true, failures + 1);
                     }
                 }
             }
@@ -119,9 +117,6 @@ impl Inputs {
             };
             if changed.is_err() {
                 return;
-            }
-            if failed {
-                wait = longest.min(wait * 2);
             }
         }
     }

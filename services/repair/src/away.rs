@@ -9,7 +9,7 @@ use inpod_types::{NodeName, PodUid, keys};
 use k8s_openapi::{api::core::v1 as k8s, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use tokio::time::Instant;
 
-use crate::{error::ChangeError, limit::Backoff, pods::Pod};
+use crate::{error::ChangeError, limit::ChangeBackoff, pods::Pod};
 
 /// The number of patches in flight. The rate limit of labels and deletions does not apply: at six changes a minute, a
 /// node with 100 pods would show stale conditions for a quarter of an hour, and labels would wait behind the patches.
@@ -68,7 +68,7 @@ enum Attempt {
     /// The pod gets no second patch during the absence. A condition that is True again was set by a pod-events whose
     /// socket this process cannot reach, and the two services would overwrite each other without end.
     Accepted,
-    Failed(Backoff),
+    Failed(ChangeBackoff),
 }
 
 impl Away {
@@ -119,7 +119,7 @@ impl Away {
     pub fn record_result(&mut self, pod: &Pod, answer: &Result<(), ChangeError>, now: Instant) {
         let mut backoff = match self.attempts.get(&pod.pod.uid) {
             Some(Attempt::Failed(backoff)) => *backoff,
-            Some(Attempt::Accepted) | None => Backoff::default(),
+            Some(Attempt::Accepted) | None => ChangeBackoff::default(),
         };
         let attempt = match answer {
             Ok(()) => Attempt::Accepted,

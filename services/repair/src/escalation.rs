@@ -13,7 +13,7 @@ use crate::{
     config::{Label, Modes},
     diagnosis::{Diagnosis, PermanentFailure},
     error::ChangeError,
-    limit::{Backoff, TokenBucket},
+    limit::{ChangeBackoff, TokenBucket},
     metrics::{Action, Outcome},
     pods::Pod,
 };
@@ -65,7 +65,7 @@ struct Case {
     labelled: Option<Instant>,
     /// The label was already set when the case began.
     was_labelled: bool,
-    backoff: Backoff,
+    backoff: ChangeBackoff,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -206,7 +206,7 @@ impl Escalation {
                 is_repaired: false,
                 labelled: None,
                 was_labelled: pod.label.is_some(),
-                backoff: Backoff::default(),
+                backoff: ChangeBackoff::default(),
             })
     }
 

@@ -2,6 +2,7 @@
 
 use std::{num::NonZeroU16, time::Duration};
 
+use inpod_types::Backoff;
 use tokio::time::Instant;
 
 /// A rate limit per minute, with a capacity of one minute's tokens.
@@ -40,16 +41,16 @@ impl TokenBucket {
     }
 }
 
-/// The first delay after a failure, and the maximum delay.
-const DELAY_RANGE: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(300)];
+/// The delays after failures.
+const DELAYS: Backoff = Backoff::new(Duration::from_secs(5), Duration::from_secs(300));
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Backoff {
+pub struct ChangeBackoff {
     failures: u32,
     until: Option<Instant>,
 }
 
-impl Backoff {
+impl ChangeBackoff {
     pub fn is_elapsed(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| now >= until)
     }
@@ -61,10 +62,8 @@ impl Backoff {
 
     /// Delays the next attempt after a failure, twice as long as after the failure before.
     pub fn fail(&mut self, now: Instant) {
-        let [initial, max] = DELAY_RANGE;
-        let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
+        self.until = Some(now + DELAYS.delay(self.failures));
         self.failures = self.failures.saturating_add(1);
-        self.until = Some(now + initial.saturating_mul(factor).min(max));
     }
 }
 
@@ -94,7 +93,7 @@ mod tests {
 
     #[test]
     fn what_fails_waits_longer_each_time_and_five_minutes_at_most() {
-        let (mut backoff, mut now) = (Backoff::default(), later());
+        let (mut backoff, mut now) = (ChangeBackoff::default(), later());
         let mut waits = Vec::new();
         for _ in 0..40 {
             assert!(backoff.is_elapsed(now));

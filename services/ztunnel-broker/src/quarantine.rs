@@ -11,17 +11,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use inpod_types::PodUid;
+use inpod_types::{Backoff, PodUid};
 
 use crate::peer::Ztunnel;
 
 /// Consecutive losses that do not yet put a pod in quarantine.
 const TOLERATED_LOSSES: u32 = 1;
 
-/// Each quarantine is twice as long as the previous quarantine, up to the maximum. A wait keeps a single pod out of the
-/// mesh; a retry may cost the node its ztunnel.
-const INITIAL_QUARANTINE: Duration = Duration::from_secs(60);
-const MAX_QUARANTINE: Duration = Duration::from_secs(3600);
+/// The lengths of the quarantines. A wait keeps a single pod out of the mesh; a retry may cost the node its ztunnel.
+const QUARANTINE: Backoff = Backoff::new(Duration::from_secs(60), Duration::from_secs(3600));
 
 /// A node has one ztunnel, or two during an upgrade.
 const MAX_ZTUNNELS: usize = 16;
@@ -77,7 +75,7 @@ impl Quarantine {
         cause: &str,
         now: Instant,
     ) {
-        self.0.retain(|_, it| it.due + MAX_QUARANTINE > now);
+        self.0.retain(|_, it| it.due + QUARANTINE.longest > now);
         let earlier = self.0.remove(uid).map(|it| (it.times, it.by));
         let (before, mut by) = earlier.unwrap_or_default();
         // Without pods, each ztunnel that crashes over the pod comes back as another process.
@@ -140,13 +138,8 @@ impl Quarantine {
 }
 
 fn quarantine_duration(times_before: u32) -> Duration {
-    let Some(doublings) = times_before.checked_sub(TOLERATED_LOSSES) else {
-        return Duration::ZERO;
-    };
-    let factor = 2_u32.saturating_pow(doublings);
-    INITIAL_QUARANTINE
-        .saturating_mul(factor)
-        .min(MAX_QUARANTINE)
+    let quarantines = times_before.checked_sub(TOLERATED_LOSSES);
+    quarantines.map_or(Duration::ZERO, |before| QUARANTINE.delay(before))
 }
 
 #[cfg(test)]
@@ -212,7 +205,7 @@ mod tests {
     fn what_was_long_ago_is_forgotten() {
         let now = Instant::now();
         let mut quarantine = with_losses(2, LostDuring::Add, now);
-        let later = now + INITIAL_QUARANTINE + MAX_QUARANTINE;
+        let later = now + QUARANTINE.first + QUARANTINE.longest;
         quarantine.record_loss(&uid("q"), &ONE, LostDuring::Add, "it crashed", later);
         assert_eq!(quarantine.suspicion(&uid("p")), None);
         assert!(quarantine.clear(&uid("q")));

@@ -11,7 +11,7 @@ use std::{
 };
 
 use inpod_proto::ztunnelbroker::v1::{SessionPhase, WorkloadPhase};
-use inpod_types::PodUid;
+use inpod_types::{Backoff, PodUid};
 
 use crate::{
     desired::{Desired, Entry},
@@ -25,9 +25,8 @@ use crate::{
     waits::Waits,
 };
 
-/// Delays before a refused workload is retried; each is twice the one before.
-const INITIAL_RETRY_DELAY: Duration = Duration::from_secs(5);
-const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
+/// The delays before a refused workload is retried.
+const RETRY: Backoff = Backoff::new(Duration::from_secs(5), Duration::from_secs(60));
 
 /// The ID of a session, unique and ascending within a run of the broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -425,7 +424,7 @@ impl Session {
             nack,
             times: before.saturating_add(1),
             pending: true,
-            retry_at: now + retry_after(before),
+            retry_at: now + RETRY.delay(before),
         })
     }
 
@@ -523,13 +522,6 @@ fn check(subject: &Subject, answer: &Result<(), Nack>) -> Result<(), SessionEnd>
     };
     let nack = nack.clone();
     Err(SessionEnd::Refused { verb, nack })
-}
-
-fn retry_after(refused_before: u32) -> Duration {
-    let factor = 2_u32.saturating_pow(refused_before);
-    INITIAL_RETRY_DELAY
-        .saturating_mul(factor)
-        .min(MAX_RETRY_DELAY)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ mod publish;
 
 pub use client::{ClientError, client_config};
 pub use event::{regarding, regarding_node, reporter, truncate_note};
-pub use publish::publish_event;
+pub use publish::{publish_event, with_jitter};
 
 use inpod_types::with_causes;
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use inpod_types::Backoff;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, Recorder};
 use tokio::time::{Instant, sleep, timeout};
@@ -10,8 +11,7 @@ use crate::{describe_error, is_final};
 
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The first and the longest interval between retries. The interval doubles, and up to a half is subtracted at random.
-const RETRY_INTERVALS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
+const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(10));
 
 /// The age at which an unpublished Event is dropped.
 const MAX_EVENT_AGE: Duration = Duration::from_secs(300);
@@ -30,8 +30,7 @@ pub async fn publish_event(
     regarding: &ObjectReference,
     since: Instant,
 ) -> Result<(), String> {
-    let [mut wait, longest] = RETRY_INTERVALS;
-    let mut denied_since = None;
+    let (mut failures, mut denied_since) = (0, None);
     loop {
         let why = match timeout(PUBLISH_TIMEOUT, recorder.publish(event, regarding)).await {
             Ok(Ok(())) => return Ok(()),
@@ -45,12 +44,18 @@ pub async fn publish_event(
             }
             Err(_) => "the API server does not answer in time".to_owned(),
         };
+        let wait = RETRY.delay(failures);
         if since.elapsed() + wait >= MAX_EVENT_AGE {
             return Err(why);
         }
-        sleep(wait.mul_f64(fastrand::f64().mul_add(0.5, 0.5))).await;
-        wait = longest.min(wait * 2);
+        sleep(with_jitter(wait)).await;
+        failures += 1;
     }
+}
+
+/// Returns between one half and the whole of a delay, so that clients that failed together do not retry together.
+pub fn with_jitter(delay: Duration) -> Duration {
+    delay.mul_f64(fastrand::f64().mul_add(0.5, 0.5))
 }
 
 /// Returns whether the server denies the call with 401 or 403. A 403 for a namespace being deleted has a cause of its
@@ -68,6 +73,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn jitter_takes_up_to_half_a_delay_and_varies() {
+        let delay = Duration::from_secs(10);
+        let delays: Vec<_> = (0..100).map(|_| with_jitter(delay)).collect();
+        assert!(delays.iter().all(|it| (delay / 2..=delay).contains(it)));
+        assert!(delays.iter().any(|it| *it != delays[0]));
+    }
 
     #[test]
     fn who_asks_is_refused_by_401_and_403_but_not_where_a_namespace_ends() {

@@ -4,6 +4,7 @@
 //! Files use the types' serde formats; `inpod-proto` contains the conversions for the wire.
 #![warn(missing_docs)]
 
+mod backoff;
 pub mod cgroup;
 mod enrollment;
 mod failure;
@@ -22,6 +23,7 @@ pub const VERSION: &str = match option_env!("INPOD_VERSION") {
     None => env!("CARGO_PKG_VERSION"),
 };
 
+pub use backoff::Backoff;
 pub use enrollment::Enrollment;
 pub use failure::{Failure, with_causes};
 pub use identifier::{InvalidIdentifier, is_cni_name, is_dns_subdomain};

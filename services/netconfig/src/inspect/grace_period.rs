@@ -6,6 +6,7 @@ use std::{
 };
 
 use inpod_linux::Netns;
+use inpod_types::Backoff;
 
 use super::{
     Proxies,
@@ -16,9 +17,8 @@ use crate::inspect::InspectError;
 /// The time that existing connections have to close when a pod is enrolled.
 pub(crate) const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
-/// The interval doubles with each check, up to [`MAX_POLL_INTERVAL`].
-const MIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
-const MAX_POLL_INTERVAL: Duration = Duration::from_millis(64);
+/// The interval doubles with each check.
+const POLL_INTERVAL: Backoff = Backoff::new(Duration::from_millis(2), Duration::from_millis(64));
 
 /// Waits, at most [`GRACE_PERIOD`], until current connections bypassing ztunnel or a sidecar close, and ignores new
 /// connections.
@@ -27,7 +27,7 @@ pub(crate) struct GracePeriod<'a> {
     netns: &'a Netns,
     proxies: Proxies,
     deadline: Instant,
-    interval: Duration,
+    checks: u32,
     left: Result<Connections, InspectError>,
 }
 
@@ -36,7 +36,7 @@ impl<'a> GracePeriod<'a> {
         Self {
             netns,
             deadline: Instant::now() + GRACE_PERIOD,
-            interval: MIN_POLL_INTERVAL,
+            checks: 0,
             left: bypassing(netns, &proxies),
             proxies,
         }
@@ -50,8 +50,8 @@ impl<'a> GracePeriod<'a> {
         if is_over || remaining.is_zero() {
             return false;
         }
-        thread::sleep(self.interval.min(remaining));
-        self.interval = MAX_POLL_INTERVAL.min(self.interval * 2);
+        thread::sleep(POLL_INTERVAL.delay(self.checks).min(remaining));
+        self.checks += 1;
         if let Ok(left) = &mut self.left {
             match bypassing(self.netns, &self.proxies) {
                 Ok(now) => *left = left.intersection(&now),

@@ -3,7 +3,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use inpod_types::{PodRef, PodUid, SandboxRef};
+use inpod_kube::with_jitter;
+use inpod_types::{Backoff, PodRef, PodUid, SandboxRef};
 use tokio::time::Instant;
 
 use super::{
@@ -15,9 +16,7 @@ use crate::pod::{Pod, PodKey, ShownCondition};
 
 const MAX_IN_FLIGHT: usize = 8;
 
-/// The first and the longest delay between attempts. The delay doubles in between, minus a random part of up to one
-/// half.
-const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
+const RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
 
 /// The time for which an accepted patch counts although the watch does not show the patch.
 const WATCH_LAG_TIMEOUT: Duration = Duration::from_secs(60);
@@ -58,8 +57,8 @@ struct Entry {
     /// Set once a patch of both parts was refused: an admission policy of an earlier release allows only the annotation.
     is_split: bool,
     is_gone: bool,
-    /// The delay after the next failure.
-    retry_delay: Duration,
+    /// The failures in a row.
+    failures: u32,
     retry_at: Option<Instant>,
     /// The time since which every answer was a refusal.
     refused_since: Option<Instant>,
@@ -190,7 +189,7 @@ impl Entry {
             self.error = None;
         }
         if is_changed || is_satisfied {
-            (self.since, self.retry_delay) = (Some(now), Duration::ZERO);
+            (self.since, self.failures) = (Some(now), 0);
             (self.retry_at, self.refused_since) = (None, None);
         }
     }
@@ -218,10 +217,8 @@ impl Entry {
     }
 
     fn retry_later(&mut self, message: String, now: Instant) {
-        let [first, longest] = RETRY_INTERVAL;
-        let delay = self.retry_delay.clamp(first, longest);
-        self.retry_delay = delay * 2;
-        self.retry_at = Some(now + delay.mul_f64(fastrand::f64().mul_add(0.5, 0.5)));
+        self.retry_at = Some(now + with_jitter(RETRY.delay(self.failures)));
+        self.failures = self.failures.saturating_add(1);
         self.error = Some(message);
     }
 }
@@ -307,7 +304,7 @@ impl PatchQueue {
                 };
                 entry.accepted = Some((accepted, now + WATCH_LAG_TIMEOUT));
                 (entry.was_unanswered, entry.error) = (false, None);
-                (entry.retry_at, entry.retry_delay) = (None, Duration::ZERO);
+                (entry.retry_at, entry.failures) = (None, 0);
                 let is_annotated = entry.is_annotated(now);
                 entry.unannotated.take_if(|_| is_annotated);
                 let is_satisfied = entry.is_satisfied(now);

@@ -13,6 +13,8 @@ mod position;
 use std::{fmt, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::StreamExt as _;
+use inpod_kube::with_jitter;
+use inpod_types::Backoff;
 use kube::{
     Api, Resource, ResourceExt as _,
     api::{ListParams, WatchEvent, WatchParams},
@@ -23,9 +25,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::{Cache, Stores, response_limit, retry_after::RetryAfter};
 pub(super) use position::Position;
 
-/// The first and the longest delay between attempts. The delay doubles in between, minus a random part of up to one
-/// half.
-const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
+const RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
 
 /// A watch of at least this duration resets the delay.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
@@ -140,14 +140,13 @@ where
 {
     /// Lists and watches forever. The first list starts at once, since ADDs wait for it.
     pub(super) async fn run(mut self) {
-        let [shortest, longest] = RETRY_INTERVAL;
-        let mut wait = shortest;
+        let mut failures = 0;
         loop {
             let began = Instant::now();
             let end = self.list_and_watch().await;
             let lasted = began.elapsed();
             if lasted >= STABLE_AFTER {
-                wait = shortest;
+                failures = 0;
             }
             self.position = self.position.after(&end);
             match end {
@@ -159,8 +158,8 @@ where
                 | End::Behind(why) => self.publish(Update::Lost(why)),
             }
             // The server's `Retry-After` comes first; the jitter spreads clients that received the same delay.
-            sleep(self.retry_after.remaining() + with_jitter(wait)).await;
-            wait = longest.min(wait * 2);
+            sleep(self.retry_after.remaining() + with_jitter(RETRY.delay(failures))).await;
+            failures += 1;
         }
     }
 
@@ -328,11 +327,6 @@ async fn with_timeout<T>(call: impl Future<Output = kube::Result<T>>) -> Result<
             "the API server does not answer in time".to_owned(),
         )),
     }
-}
-
-/// Returns between one half and the whole of a delay, so that the nodes do not reconnect together.
-fn with_jitter(wait: Duration) -> Duration {
-    wait / 2 + (wait / 2).mul_f64(fastrand::f64())
 }
 
 #[cfg(test)]

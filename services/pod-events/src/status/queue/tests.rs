@@ -181,7 +181,7 @@ fn an_annotation_is_written_where_conditions_are_refused() {
         .queue
         .observe(&annotated("web", None), both(None), None, fixture.now);
     fixture.patch(refused());
-    fixture.after(RETRY_INTERVAL[1]);
+    fixture.after(RETRY.longest);
     let request = fixture.queue.next(fixture.now).unwrap();
     assert_eq!(request.status, annotation(Enabled));
     let (queue, now) = (&mut fixture.queue, fixture.now);
@@ -246,8 +246,7 @@ fn retry_delays_grow_to_half_a_minute_until_the_server_is_back() {
     for attempt in 0..12 {
         fixture.patch(unanswered());
         let wait = fixture.queue.next_wakeup(fixture.now).unwrap() - fixture.now;
-        let doubled = RETRY_INTERVAL[0].saturating_mul(1 << attempt.min(6));
-        let longest = doubled.min(RETRY_INTERVAL[1]);
+        let longest = RETRY.delay(attempt);
         let is_expected = wait >= longest / 2 && wait <= longest;
         assert!(is_expected, "{attempt}: {wait:?}");
         fixture.after(wait);

@@ -205,8 +205,8 @@ fn scaled(period: Duration, pods: usize) -> Duration {
     period.saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
 }
 
-/// Returns 75 % to 125 % of the period, so that a node's pods are not all checked at once.
-fn jittered(period: Duration) -> Duration {
+/// Returns 75 % to 125 % of the period, so that a node's pods are not all served at once.
+pub(super) fn jittered(period: Duration) -> Duration {
     period.mul_f64(0.75 + fastrand::f64() / 2.0)
 }
 

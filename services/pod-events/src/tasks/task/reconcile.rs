@@ -5,10 +5,10 @@ use std::{
 };
 
 use inpod_service::UninstallMode;
-use inpod_types::{Enrollment, Failure, Reason};
+use inpod_types::{Backoff, Enrollment, Failure, Reason};
 use tokio::time::Instant;
 
-use super::{Evidence, POLL_INTERVAL, Step, Task, interrupt};
+use super::{Evidence, POLL_INTERVAL, Step, Task, interrupt, listeners::jittered};
 use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
@@ -26,7 +26,7 @@ const ANNOUNCEMENT_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The delay after an interrupted enrollment. The interrupting command usually reconciles earlier.
 const INTERRUPTED_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(30);
+const RETRY: Backoff = Backoff::new(POLL_INTERVAL, Duration::from_secs(30));
 
 const BACKGROUND_ENROLL_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -315,11 +315,8 @@ impl Task {
 
     /// Schedules a retry. The wait doubles with each failure, and any event ends the wait early.
     pub(super) fn retry_later(&mut self, failure: Failure) {
-        let wait = POLL_INTERVAL
-            .saturating_mul(1 << self.attempts.min(6))
-            .min(MAX_RETRY_INTERVAL)
-            // Pods that failed together must not retry together.
-            .mul_f64(0.75 + fastrand::f64() / 2.0);
+        // Pods that failed together must not retry together.
+        let wait = jittered(RETRY.delay(self.attempts));
         if is_transient(failure.reason) {
             tracing::debug!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will retry");
         } else {

@@ -189,17 +189,6 @@ async fn a_silent_watch_of_a_server_that_hangs_resumes_and_of_another_is_listed(
 }
 
 #[test]
-fn a_wait_is_between_a_half_and_the_whole_and_not_always_the_same() {
-    let waits: Vec<_> = (0..100).map(|_| with_jitter(STABLE_AFTER)).collect();
-    assert!(
-        waits
-            .iter()
-            .all(|wait| (STABLE_AFTER / 2..=STABLE_AFTER).contains(wait))
-    );
-    assert!(waits.iter().any(|wait| *wait != waits[0]));
-}
-
-#[test]
 fn only_a_refusal_of_the_version_itself_requires_a_list() {
     let expires = |code| {
         let status = Status::failure("why", "Reason").with_code(code);
@@ -407,7 +396,7 @@ async fn a_restored_store_is_listed_after_it_refused_the_version() {
     let cache = Arc::clone(&reflector.cache);
     cache.update(|stores| stores.namespaces.finish_list(5000));
     let running = tokio::spawn(reflector.run());
-    sleep(RETRY_INTERVAL[0] * 2).await;
+    sleep(RETRY.first * 2).await;
     running.abort();
     assert_eq!(
         *queries.lock().unwrap(),
