@@ -3,6 +3,7 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
+use inpod_service::TokenBucket;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use tokio::{
@@ -18,7 +19,6 @@ use crate::{
     enrollments::Enrollments,
     escalation::{Change, Escalation, Step},
     events::Events,
-    limit::TokenBucket,
     metrics::Metrics,
     pods::{Pod, Pods},
 };
@@ -48,7 +48,8 @@ impl Controller {
         pods: watch::Receiver<Pods>,
         enrollments: watch::Receiver<Enrollments>,
     ) -> Self {
-        let bucket = TokenBucket::per_minute(config.changes_per_minute());
+        let per_minute = u32::from(config.changes_per_minute().get());
+        let bucket = TokenBucket::new(per_minute, Duration::from_secs(60) / per_minute);
         Self {
             events: Events::start(client.clone(), &config.node_name, metrics.clone()),
             escalation: Escalation::new(config.modes(), config.label(), bucket),

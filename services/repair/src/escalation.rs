@@ -6,6 +6,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use inpod_service::TokenBucket;
 use inpod_types::PodUid;
 use tokio::time::Instant;
 
@@ -13,7 +14,7 @@ use crate::{
     config::{Label, Modes},
     diagnosis::{Diagnosis, PermanentFailure},
     error::ChangeError,
-    limit::{ChangeBackoff, TokenBucket},
+    limit::ChangeBackoff,
     metrics::{Action, Outcome},
     pods::Pod,
 };

@@ -17,6 +17,7 @@ mod readiness;
 mod rlimit;
 mod shutdown;
 mod supervised_task;
+mod token_bucket;
 mod trace;
 pub mod uds;
 pub mod uninstall;
@@ -35,6 +36,7 @@ pub use metrics::Metrics;
 pub use readiness::{Condition, Readiness};
 pub use shutdown::Shutdown;
 pub use supervised_task::abort_on_panic;
+pub use token_bucket::TokenBucket;
 pub use trace::{TRACEPARENT, Trace};
 pub use uninstall::UninstallMode;
 

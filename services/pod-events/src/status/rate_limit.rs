@@ -2,45 +2,36 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use inpod_service::TokenBucket;
 use inpod_types::Reason;
 use tokio::time::Instant;
 
-/// The size of a token bucket, and the interval at which the bucket gains a token.
-type Rate = (u32, Duration);
+const PER_POD: TokenBucket = TokenBucket::new(3, Duration::from_secs(300));
 
-const PER_POD: Rate = (3, Duration::from_secs(300));
+const PER_NODE: TokenBucket = TokenBucket::new(50, Duration::from_millis(100));
 
-const PER_NODE: Rate = (50, Duration::from_millis(100));
-
-/// The buckets, each as the time at which the bucket is full.
 #[derive(Debug, Default)]
 pub(super) struct RateLimits {
-    node: Option<Instant>,
-    pods: HashMap<(String, Reason), Instant>,
+    /// `None` before the first Event.
+    node: Option<TokenBucket>,
+    pods: HashMap<(String, Reason), TokenBucket>,
 }
 
 impl RateLimits {
     /// Returns whether the Event may be sent, and takes a token for the Event.
     pub(super) fn allow(&mut self, uid: &str, reason: Reason, now: Instant) -> bool {
         // A full bucket equals a new bucket.
-        self.pods.retain(|_, full_at| *full_at > now);
+        self.pods.retain(|_, bucket| !bucket.is_full(now));
         let key = (uid.to_owned(), reason);
-        let pod_bucket = take_token(PER_POD, self.pods.get(&key).copied(), now);
-        let node_bucket = take_token(PER_NODE, self.node, now);
-        let (Some(pod_bucket), Some(_)) = (pod_bucket, node_bucket) else {
-            return false;
-        };
-        self.pods.insert(key, pod_bucket);
-        self.node = node_bucket;
-        true
+        let mut pod = self.pods.get(&key).copied().unwrap_or(PER_POD);
+        let mut node = self.node.unwrap_or(PER_NODE);
+        let is_allowed = pod.try_take(now) && node.try_take(now);
+        if is_allowed {
+            self.pods.insert(key, pod);
+            self.node = Some(node);
+        }
+        is_allowed
     }
-}
-
-/// Returns the bucket without the token, or `None` if the bucket is empty.
-fn take_token(rate: Rate, full_at: Option<Instant>, now: Instant) -> Option<Instant> {
-    let (size, interval) = rate;
-    let full_at = full_at.map_or(now, |at| at.max(now)) + interval;
-    (full_at <= now + interval * size).then_some(full_at)
 }
 
 #[cfg(test)]

@@ -1,5 +1,3 @@
-use std::num::NonZeroU16;
-
 use super::*;
 use crate::{detect::FailedInit, diagnosis::MissingRedirection, testing};
 
@@ -16,7 +14,7 @@ impl Fixture {
         Self::limited(modes, 600)
     }
 
-    fn limited(modes: &str, per_minute: u16) -> Self {
+    fn limited(modes: &str, per_minute: u32) -> Self {
         let modes = Modes {
             repair: modes.contains('r'),
             label: modes.contains('l'),
@@ -27,7 +25,7 @@ impl Fixture {
             key: "broken".to_owned(),
             value: "true".to_owned(),
         };
-        let bucket = TokenBucket::per_minute(NonZeroU16::new(per_minute).unwrap());
+        let bucket = TokenBucket::new(per_minute, Duration::from_secs(60) / per_minute);
         Self {
             escalation: Escalation::new(modes, label, bucket),
             now: Instant::now() + Duration::from_secs(100_000),
