@@ -3,6 +3,10 @@
 
 use std::{fmt, ops::RangeInclusive};
 
+pub(crate) use inpod_types::redirection::{
+    INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS,
+};
+
 /// A mark within inpod's bits, which are the only bits that inpod reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
@@ -88,33 +92,10 @@ pub(crate) const PROXY_TO_POD: Mark = Mark::ours(0x53a);
 pub(crate) const PROXY_DNS_ZONE: u16 = 1;
 pub(crate) const APPLICATION_DNS_ZONE: u16 = 2;
 
-/// The port of ztunnel or a sidecar for outbound connections.
-pub(crate) const OUTBOUND_PORT: u16 = 15001;
-
-/// ztunnel's port for inbound plaintext, and a sidecar's port for everything inbound.
-pub(crate) const INBOUND_PLAINTEXT_PORT: u16 = 15006;
-
-/// ztunnel's port for connections from other ztunnels (HBONE).
-pub(crate) const INBOUND_HBONE_PORT: u16 = 15008;
-
-/// The port of ztunnel or a sidecar for DNS over UDP and TCP.
-pub(crate) const ZTUNNEL_DNS_PORT: u16 = 15053;
-
 pub(crate) const DNS_PORT: u16 = 53;
 
 /// The zone of ztunnel's own DNS queries, since the application's queries may use the same source port.
 pub(crate) const ZTUNNEL_DNS_ZONE: u16 = 1;
-
-pub(crate) const ZTUNNEL_PORTS: [u16; 3] =
-    [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, INBOUND_HBONE_PORT];
-
-/// The ports that no other socket of the pod should get by chance.
-pub(crate) const RESERVED_PORTS: [u16; 4] = [
-    OUTBOUND_PORT,
-    INBOUND_PLAINTEXT_PORT,
-    INBOUND_HBONE_PORT,
-    ZTUNNEL_DNS_PORT,
-];
 
 /// The routing tables that inpod may use in a pod. Nothing else reads the numbers, so inpod uses the first tables that
 /// no other program uses: even numbers for ztunnel, odd ones for a sidecar's proxy. The range avoids the tables that CNI

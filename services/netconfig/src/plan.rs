@@ -7,7 +7,7 @@ pub(crate) use steps::{Step, after_change, render};
 
 use crate::{
     family::Family,
-    marks::{RESERVED_PORTS, ZTUNNEL_DNS_PORT},
+    marks::{ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS},
     nftables::{Author, Observed},
     routes::{self, Item, Need, Part, Routing},
     rules::{
@@ -153,7 +153,8 @@ impl Plan {
         let captures = self.tables.iter().any(Table::captures);
         let reserved = state.reserved_ports.as_ref().filter(|_| captures);
         let is_free = |port: &u16| reserved.is_some_and(|reserved| !reserved.contains(*port));
-        RESERVED_PORTS.into_iter().filter(is_free).collect()
+        let all = ZTUNNEL_PORTS.into_iter().chain([ZTUNNEL_DNS_PORT]);
+        all.filter(is_free).collect()
     }
 
     pub(crate) fn with_new_only(self, new_only: Vec<Table>) -> Self {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use inpod_proto::types::v1::PodRef;
+use inpod_types::redirection::INBOUND_HBONE_PORT;
 use k8s_openapi::{
     api::networking::v1::{NetworkPolicyIngressRule, NetworkPolicyPort},
     apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr::IntOrString},
@@ -11,8 +12,6 @@ use kube::core::{Selector, SelectorExt as _};
 use serde_json::Value;
 
 use crate::objects;
-
-const HBONE_PORT: i32 = 15008;
 
 /// Returns a sentence about each network policy of the pod, unless a policy admits HBONE: policies are additive. The
 /// objects are the pod and the policies of its namespace.
@@ -36,7 +35,7 @@ pub(super) fn closing(objects: &[Value], pod: &PodRef) -> Result<Vec<String>, St
 
 fn describe(name: &str) -> String {
     format!(
-        "The network policy {name} selects this pod and admits no TCP port {HBONE_PORT}, so ztunnels of other nodes and pods cannot reach it by HBONE: add an ingress rule for port {HBONE_PORT}."
+        "The network policy {name} selects this pod and admits no TCP port {INBOUND_HBONE_PORT}, so ztunnels of other nodes and pods cannot reach it by HBONE: add an ingress rule for port {INBOUND_HBONE_PORT}."
     )
 }
 
@@ -83,7 +82,7 @@ fn includes_hbone(range: &NetworkPolicyPort) -> bool {
         && match &range.port {
             None => true,
             Some(IntOrString::Int(first)) => {
-                (*first..=range.end_port.unwrap_or(*first)).contains(&HBONE_PORT)
+                (*first..=range.end_port.unwrap_or(*first)).contains(&i32::from(INBOUND_HBONE_PORT))
             }
             Some(IntOrString::String(_)) => false,
         }

@@ -12,8 +12,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::{identifier::identifier, parse_address, parse_digits};
 
-/// The port of ztunnel for encrypted traffic, which is never captured.
-const HBONE_PORT: u16 = 15008;
+/// The port of ztunnel or a sidecar for outbound connections.
+pub const OUTBOUND_PORT: u16 = 15001;
+
+/// ztunnel's port for inbound plaintext, and a sidecar's port for everything inbound.
+pub const INBOUND_PLAINTEXT_PORT: u16 = 15006;
+
+/// ztunnel's port for connections from other ztunnels (HBONE), which is never captured.
+pub const INBOUND_HBONE_PORT: u16 = 15008;
+
+/// The port of ztunnel or a sidecar for DNS over UDP and TCP.
+pub const ZTUNNEL_DNS_PORT: u16 = 15053;
+
+/// ztunnel's TCP ports in every enrolled pod (services/docs/facts/istio-ambient.md).
+pub const ZTUNNEL_PORTS: [u16; 3] = [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, INBOUND_HBONE_PORT];
 
 /// The size of a name with the terminating NUL (IFNAMSIZ, linux/if.h).
 const INTERFACE_NAME_BYTES: usize = 16;
@@ -155,7 +167,7 @@ impl Exclusions {
     ///
     /// If port 15008 is an inbound port: the error then concerns `inbound_ports`.
     pub fn without_hbone(self) -> Result<Self, ExcludedHbone> {
-        let is_hbone = |port: &NonZeroU16| port.get() == HBONE_PORT;
+        let is_hbone = |port: &NonZeroU16| port.get() == INBOUND_HBONE_PORT;
         if self.inbound_ports.iter().any(is_hbone) {
             return Err(ExcludedHbone);
         }
@@ -165,7 +177,7 @@ impl Exclusions {
 
 /// The error for an exclusion of ztunnel's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("port {HBONE_PORT} is ztunnel's and never captured")]
+#[error("port {INBOUND_HBONE_PORT} is ztunnel's and never captured")]
 pub struct ExcludedHbone;
 
 /// Everything of a kind, or some of the kind.

@@ -1,19 +1,15 @@
 //! Classifies the sockets of a port by their reachability.
 
 use inpod_proto::podevents::v1::{Bind, BindChange, BindKind, BindWarning, PortBinds};
+use inpod_types::redirection::{ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS};
 
 use super::{PodNetwork, Port, Protocol, Socket, Ztunnel};
 
 /// The index of the loopback interface in every netns (`LOOPBACK_IFINDEX` in net/flow.h).
 const LOOPBACK: u32 = 1;
 
-/// ztunnel's TCP ports in every enrolled pod (services/docs/facts/istio-ambient.md): outbound, inbound, HBONE.
-const ZTUNNEL_TCP_PORTS: [u16; 3] = [15001, 15006, 15008];
-
-const ZTUNNEL_DNS_PORT: u16 = 15053;
-
 pub(super) fn is_ztunnel_port((protocol, port): Port) -> bool {
-    port == ZTUNNEL_DNS_PORT || (protocol == Protocol::Tcp && ZTUNNEL_TCP_PORTS.contains(&port))
+    port == ZTUNNEL_DNS_PORT || (protocol == Protocol::Tcp && ZTUNNEL_PORTS.contains(&port))
 }
 
 pub(super) fn classify_port(
@@ -80,7 +76,7 @@ fn change(port: Port, sockets: &[Socket], network: &PodNetwork) -> Option<BindCh
     if port.0 == Protocol::Udp || sockets.is_empty() {
         return None;
     }
-    if network.ztunnel == Ztunnel::Needs && ZTUNNEL_TCP_PORTS.contains(&port.1) {
+    if network.ztunnel == Ztunnel::Needs && ZTUNNEL_PORTS.contains(&port.1) {
         return Some(BindChange::PortTaken);
     }
     // ztunnel connects through loopback, with the client's source address: a socket bound to an interface, even to
