@@ -16,7 +16,7 @@ pub(crate) use bundle::BundleOptions;
 pub(crate) use doctor::{DoctorOptions, HostOptions};
 pub(crate) use log_level::{LogLevelOptions, LoggingService};
 pub(crate) use pods::{PodFilter, PodQuery};
-pub(crate) use uninstall::{Mode, UninstallOptions};
+pub(crate) use uninstall::UninstallOptions;
 
 const EXIT_CODES: &str = "\
 Exit codes:

@@ -33,8 +33,10 @@ use std::{
     process::ExitCode,
 };
 
+use inpod_service::UninstallMode;
+
 use crate::{
-    arguments::{Arguments, Command, Mode},
+    arguments::{Arguments, Command},
     error::CommandError,
     node::Node,
     out::Out,
@@ -76,8 +78,12 @@ fn run(arguments: &Arguments) -> Result<(), CommandError> {
                 doctor::run(&node, options, &mut out).await
             }
             Command::Bundle(options) => bundle::run(&node, options, &mut out).await,
-            Command::Uninstall(options) => uninstall::run(Mode::Uninstall, options, &mut out).await,
-            Command::Handover(options) => uninstall::run(Mode::Handover, options, &mut out).await,
+            Command::Uninstall(options) => {
+                uninstall::run(UninstallMode::Uninstall, options, &mut out).await
+            }
+            Command::Handover(options) => {
+                uninstall::run(UninstallMode::Handover, options, &mut out).await
+            }
             Command::Completion { shell } => out.print_text(&arguments::completion_script(*shell)),
         }
     })

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use inpod_service::escape_controls;
+use inpod_service::{UninstallMode, escape_controls};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use kube::{
     Api, Client,
@@ -21,7 +21,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    arguments::{Mode, UninstallOptions},
+    arguments::UninstallOptions,
     error::CommandError,
     kubernetes::{self, REQUEST_TIMEOUT},
     out::Out,
@@ -46,7 +46,7 @@ struct Cluster {
 
 /// Writes the request and prints the progress of each node until no reachable node is unfinished, or until the timeout.
 pub(crate) async fn run(
-    mode: Mode,
+    mode: UninstallMode,
     options: &UninstallOptions,
     out: &mut Out,
 ) -> Result<(), CommandError> {
@@ -95,7 +95,7 @@ fn report_changes(
 /// Prints a command for each unfinished node, and fails if any unfinished node is reachable.
 fn report_result(
     nodes: &BTreeMap<String, NodeProgress>,
-    mode: Mode,
+    mode: UninstallMode,
     image: &str,
     out: &mut Out,
 ) -> Result<(), CommandError> {
@@ -162,7 +162,7 @@ impl Cluster {
     }
 
     /// Writes the request unless an earlier run has written the same one, and returns its time in seconds since 1970.
-    async fn request(&self, mode: Mode) -> Result<i64, CommandError> {
+    async fn request(&self, mode: UninstallMode) -> Result<i64, CommandError> {
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), &self.namespace);
         let what = format!("read ConfigMap {}/{CONFIG_MAP}", self.namespace);
         let known = with_timeout(&what, maps.get_opt(CONFIG_MAP)).await;
@@ -198,7 +198,7 @@ impl Cluster {
 
     async fn observe(
         &self,
-        mode: Mode,
+        mode: UninstallMode,
         since: i64,
     ) -> Result<(BTreeMap<String, NodeProgress>, String), QueryError> {
         let api = Api::<Node>::all(self.client.clone());
@@ -214,7 +214,7 @@ impl Cluster {
 }
 
 /// Returns the time of an earlier request, if its mode is the same.
-fn requested_since(map: &ConfigMap, mode: Mode) -> Option<i64> {
+fn requested_since(map: &ConfigMap, mode: UninstallMode) -> Option<i64> {
     let mode_set = map.data.as_ref()?.get(MODE_KEY)?;
     let since = map
         .metadata

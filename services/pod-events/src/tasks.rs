@@ -20,4 +20,6 @@ pub use task::{AddCall, Added, OfflineAdd, Refusal, ReplayOutcome, Shared, View}
 #[cfg(test)]
 pub(crate) use pipeline::NetnsState;
 #[cfg(test)]
-pub(crate) use task::shadow;
+pub(crate) use plan::{DELETE_TIMEOUT, GONE_GRACE, GONE_TIMEOUT};
+#[cfg(test)]
+pub(crate) use task::{DISCOVERY_DELAY, shadow};

@@ -4,24 +4,6 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 
-/// Selects how much of inpod stays on the nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    /// Withdraws pods and reverts all changes.
-    Uninstall,
-    /// Keeps rules, listeners and annotations for the next agent.
-    Handover,
-}
-
-impl Mode {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Uninstall => "uninstall",
-            Self::Handover => "handover",
-        }
-    }
-}
-
 #[derive(Args, Clone, Debug)]
 pub(crate) struct UninstallOptions {
     /// Namespace of inpod; the namespace of the kubeconfig's context if omitted.

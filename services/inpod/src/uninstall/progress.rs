@@ -2,14 +2,10 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use inpod_service::{UninstallMode, uninstall::RECEIPT_PREFIX};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
 
-use crate::arguments::Mode;
-
 const CONTAINERS: [&str; 2] = ["installer", "pod-events"];
-
-/// The beginning of a receipt; the mode and the result follow.
-const RECEIPT_PREFIX: &str = "inpod left: ";
 
 /// By how many seconds the clock of a node may differ from the client's.
 const MAX_CLOCK_SKEW: i64 = 60;
@@ -44,7 +40,7 @@ impl fmt::Display for NodeProgress {
 pub(super) fn progress_by_node(
     nodes: &[Node],
     pods: &[Pod],
-    mode: Mode,
+    mode: UninstallMode,
     since: i64,
 ) -> BTreeMap<String, NodeProgress> {
     let progress = |node: &Node| {
@@ -58,7 +54,7 @@ pub(super) fn progress_by_node(
     nodes.iter().map(progress).collect()
 }
 
-fn progress_of(is_ready: bool, pods: &[&Pod], mode: Mode, since: i64) -> NodeProgress {
+fn progress_of(is_ready: bool, pods: &[&Pod], mode: UninstallMode, since: i64) -> NodeProgress {
     let done = CONTAINERS.map(|part| {
         let mut receipts = pods
             .iter()
@@ -98,7 +94,7 @@ fn is_ready(node: &Node) -> bool {
 }
 
 /// Returns the result that the container `part` reported in its receipt.
-fn receipt(pod: &Pod, part: &str, mode: Mode, since: i64) -> Option<String> {
+fn receipt(pod: &Pod, part: &str, mode: UninstallMode, since: i64) -> Option<String> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     let status = statuses.iter().find(|status| status.name == part)?;
     let results = ended(status).filter_map(|ended| {
@@ -163,7 +159,7 @@ mod tests {
     }
 
     fn of(nodes: &[Node], pods: &[Pod]) -> Vec<NodeProgress> {
-        progress_by_node(nodes, pods, Mode::Uninstall, SINCE)
+        progress_by_node(nodes, pods, UninstallMode::Uninstall, SINCE)
             .into_values()
             .collect()
     }

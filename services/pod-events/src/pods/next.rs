@@ -8,19 +8,10 @@ use std::time::Duration;
 use inpod_service::UninstallMode;
 
 use super::state::{Act, Add, Goal, Phase, Plan, Pod, Proxy, Run, Sandbox, Step};
-use crate::{boottime::BootInstant, tasks::NetnsState};
-
-/// The time after a DEL from which on the DEL of a running pod counts as wrong.
-const REJECT_AFTER: Duration = Duration::from_secs(60);
-
-/// The time for which a pod may be missing from the source while its manifest is replaced.
-const GONE_GRACE: Duration = Duration::from_secs(2);
-
-/// The time after which a pod missing from the source leaves the mesh despite running containers.
-const GONE_TIMEOUT: Duration = Duration::from_secs(600);
-
-/// Between DEL and ADD of a replaced sandbox, the pod's status still shows the previous address.
-const FIND_DELAY: Duration = Duration::from_secs(2);
+use crate::{
+    boottime::BootInstant,
+    tasks::{DELETE_TIMEOUT, DISCOVERY_DELAY, GONE_GRACE, GONE_TIMEOUT, NetnsState},
+};
 
 /// The bounds of the interval between two looks at an ending netns. The interval grows with the time waited, because a
 /// look takes time in proportion to the node's processes.
@@ -331,7 +322,7 @@ impl View<'_> {
     }
 
     fn is_wrong_delete(&self, since: BootInstant) -> bool {
-        self.world.ending == Ending::Denied && self.world.now.since(since) >= REJECT_AFTER
+        self.world.ending == Ending::Denied && self.world.now.since(since) >= DELETE_TIMEOUT
     }
 
     /// netconfig reports the end of a claimed sandbox, so a look is needed only if another pod has taken the name.
@@ -648,7 +639,7 @@ fn search(pod: &Pod, world: &World) -> Option<Wish> {
     {
         return None;
     }
-    let due = pod.unfound_since.unwrap_or(world.now) + FIND_DELAY;
+    let due = pod.unfound_since.unwrap_or(world.now) + DISCOVERY_DELAY;
     let at = Some(due).max(pod.search.map(|retry| retry.at));
     let wait = if world.netconfig.is_none() {
         Some(Wait::Netconfig)

@@ -5,10 +5,10 @@ use std::time::Duration;
 use crate::{boottime::BootInstant, checkpoint::Intent};
 
 /// The time after a DEL from which on the sandbox counts as ended even if processes are left in its netns.
-pub(super) const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The time for which a pod may be missing from the source while its manifest is replaced.
-pub(super) const GONE_GRACE: Duration = Duration::from_secs(2);
+pub(crate) const GONE_GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Desired {
@@ -74,7 +74,7 @@ pub(super) enum Action {
 
 /// The time after which a pod missing from the source leaves the mesh although its containers run. The time exceeds
 /// usual termination grace periods, during which pods still serve.
-pub(super) const GONE_TIMEOUT: Duration = Duration::from_secs(600);
+pub(crate) const GONE_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(super) fn next(intent: &Intent, desired: Desired, now: BootInstant, timing: Timing) -> Action {
     let elapsed = |since: BootInstant, wait: Duration| now.since(since) >= wait;

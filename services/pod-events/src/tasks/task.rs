@@ -64,6 +64,8 @@ use crate::{
 };
 
 pub(super) use adoption::record_without_netns;
+#[cfg(test)]
+pub(crate) use discovery::DISCOVERY_DELAY;
 pub(super) use discovery::should_be_enrolled;
 
 pub use add::AddCall;

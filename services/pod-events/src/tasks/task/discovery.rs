@@ -15,7 +15,7 @@ use crate::{
 
 /// The time for which a pod with an address may lack a sandbox before its netns is searched: between DEL and ADD of a
 /// replaced sandbox, the pod's status still shows the previous address.
-const DISCOVERY_DELAY: Duration = Duration::from_secs(2);
+pub(crate) const DISCOVERY_DELAY: Duration = Duration::from_secs(2);
 
 const SEARCH_SECONDS: u64 = 5;
 
