@@ -2,10 +2,6 @@
 
 use std::fmt;
 
-use serde::Serialize;
-
-use crate::version::SpecVersion;
-
 /// The spec defines the codes up to 99, and the plugin its own from 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
@@ -89,53 +85,10 @@ impl CniError {
             format!("{variable}: {problem}"),
         )
     }
-
-    pub fn to_json(&self, version: SpecVersion) -> String {
-        #[derive(Serialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Object<'a> {
-            cni_version: &'static str,
-            code: u32,
-            msg: &'a str,
-            #[serde(skip_serializing_if = "str::is_empty")]
-            details: &'a str,
-        }
-        let object = Object {
-            cni_version: version.as_str(),
-            code: self.code.number(),
-            msg: &self.msg,
-            details: &self.details,
-        };
-        serde_json::to_string(&object).unwrap_or_default()
-    }
 }
 
 impl fmt::Display for CniError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (CNI error {})", self.msg, self.code.number())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_object_has_the_keys_of_the_spec() {
-        let error = CniError::new(ErrorCode::TryAgainLater, "the agent is away")
-            .with_details("Check that pod-events runs on this node.");
-        assert_eq!(
-            error.to_json(SpecVersion::V0_4_0),
-            r#"{"cniVersion":"0.4.0","code":11,"msg":"the agent is away","details":"Check that pod-events runs on this node."}"#
-        );
-    }
-
-    #[test]
-    fn empty_details_are_left_out() {
-        let error = CniError::new(ErrorCode::Refused, "no \"such\" pod");
-        assert_eq!(
-            error.to_json(SpecVersion::V1_1_0),
-            r#"{"cniVersion":"1.1.0","code":100,"msg":"no \"such\" pod"}"#
-        );
     }
 }

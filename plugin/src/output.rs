@@ -52,7 +52,7 @@ pub(crate) fn print(outcome: &Result<Outcome, CniError>, version: SpecVersion) -
     let mut stdout = io::stdout().lock();
     match outcome {
         Ok(outcome) => stdout.write_all(outcome.stdout.as_bytes())?,
-        Err(error) => stdout.write_all(error.to_json(version).as_bytes())?,
+        Err(error) => stdout.write_all(version.render_error(error).as_bytes())?,
     }
     stdout.flush()
 }

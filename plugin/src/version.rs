@@ -76,6 +76,26 @@ impl SpecVersion {
         };
         serde_json::to_string(&report).unwrap_or_default()
     }
+
+    /// Formats an error (CNI spec, "Error").
+    pub fn render_error(self, error: &CniError) -> String {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Object<'a> {
+            cni_version: &'static str,
+            code: u32,
+            msg: &'a str,
+            #[serde(skip_serializing_if = "str::is_empty")]
+            details: &'a str,
+        }
+        let object = Object {
+            cni_version: self.as_str(),
+            code: error.code.number(),
+            msg: &error.msg,
+            details: &error.details,
+        };
+        serde_json::to_string(&object).unwrap_or_default()
+    }
 }
 
 impl fmt::Display for SpecVersion {
@@ -169,5 +189,24 @@ mod tests {
                 SpecVersion::NEWEST
             );
         }
+    }
+
+    #[test]
+    fn an_error_object_has_the_keys_of_the_spec() {
+        let error = CniError::new(ErrorCode::TryAgainLater, "the agent is away")
+            .with_details("Check that pod-events runs on this node.");
+        assert_eq!(
+            SpecVersion::V0_4_0.render_error(&error),
+            r#"{"cniVersion":"0.4.0","code":11,"msg":"the agent is away","details":"Check that pod-events runs on this node."}"#
+        );
+    }
+
+    #[test]
+    fn empty_details_are_left_out() {
+        let error = CniError::new(ErrorCode::Refused, "no \"such\" pod");
+        assert_eq!(
+            SpecVersion::V1_1_0.render_error(&error),
+            r#"{"cniVersion":"1.1.0","code":100,"msg":"no \"such\" pod"}"#
+        );
     }
 }

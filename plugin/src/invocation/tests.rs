@@ -250,7 +250,7 @@ proptest! {
             }
             Ok(_) => {}
             Err(error) => {
-                let json = error.to_json(SpecVersion::for_reply(&stdin));
+                let json = SpecVersion::for_reply(&stdin).render_error(&error);
                 prop_assert!(serde_json::from_str::<serde_json::Value>(&json).is_ok());
                 prop_assert!(!json.contains('\n'));
                 prop_assert!(json.len() < 2000, "{}", json);

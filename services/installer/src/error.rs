@@ -1,6 +1,6 @@
 use std::{io, path::PathBuf, time::Duration};
 
-use crate::plan::PlanError;
+use crate::{plan::PlanError, record::RecordError};
 
 /// While the file cannot be read, nothing is changed, because the file may name other directories.
 #[derive(Debug, thiserror::Error)]
@@ -32,22 +32,6 @@ pub enum BinaryError {
         /// The output of the failed test, or its error.
         problem: String,
     },
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum RecordError {
-    #[error("cannot read {}", .path.display())]
-    Read { path: PathBuf, source: io::Error },
-    #[error("{} is not a valid record of the installer, which uninstall and handover need: repair it, or remove it and revert inpod's changes by hand", .path.display())]
-    Malformed {
-        path: PathBuf,
-        source: serde_json::Error,
-    },
-    /// A later release of inpod wrote the record.
-    #[error("{} has schema {found} of a later release; run that release", .path.display())]
-    Later { path: PathBuf, found: u32 },
-    #[error("cannot write {}", .path.display())]
-    Write { path: PathBuf, source: io::Error },
 }
 
 /// The reason why the chain could not be brought into the desired state.

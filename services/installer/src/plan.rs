@@ -11,7 +11,6 @@ use crate::{
     entry,
     mode::Mode,
     record::{ChangedFile, Record},
-    removal::Restore,
 };
 
 /// The desired content of files by name; `None` stands for a file that must not exist.
@@ -26,6 +25,17 @@ pub struct Plan {
     pub changed: BTreeMap<String, ChangedFile>,
     /// The file whose network inpod's copy has.
     pub joined: Option<String>,
+}
+
+/// Selects which of istio-cni's files and entries a removal restores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restore {
+    /// Restores every file as it was, including the files of istio-cni.
+    Everything,
+    /// Restores everything except istio-cni's entry and files: the entry fails every pod if its plugin is missing.
+    ExceptIstioCni,
+    /// Restores everything, and puts istio-cni's entry even into a file that its owner has rewritten without the entry.
+    WithIstioCni,
 }
 
 /// The reason why there is no plan, or why the plan had no effect. The installer changes nothing in the meantime.

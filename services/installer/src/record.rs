@@ -1,11 +1,15 @@
 //! Records each change on the host before it is made, so that a removal can revert it; the record survives reboots.
 
-use std::{collections::BTreeMap, io, path::Path};
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+};
 
 use inpod_service::read_bounded_nofollow;
 use serde::{Deserialize, Serialize};
 
-use crate::{NetworkFile, error::RecordError, files};
+use crate::{NetworkFile, files};
 
 pub const FILE: &str = "record.json";
 
@@ -13,6 +17,22 @@ const SCHEMA: u32 = 1;
 
 /// The limit of the record's size, which holds each changed file twice.
 const MAX_BYTES: u64 = 32 << 20;
+
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    #[error("cannot read {}", .path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{} is not a valid record of the installer, which uninstall and handover need: repair it, or remove it and revert inpod's changes by hand", .path.display())]
+    Malformed {
+        path: PathBuf,
+        source: serde_json::Error,
+    },
+    /// A later release of inpod wrote the record.
+    #[error("{} has schema {found} of a later release; run that release", .path.display())]
+    Later { path: PathBuf, found: u32 },
+    #[error("cannot write {}", .path.display())]
+    Write { path: PathBuf, source: io::Error },
+}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {

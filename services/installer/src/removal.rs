@@ -4,20 +4,9 @@ use std::path::Path;
 
 use crate::{
     INPOD_CNI, ISTIO_CNI, NetworkFile, Plugin,
-    plan::{Files, Plan, PlanError, Planner, is_istio_file, stem},
+    plan::{Files, Plan, PlanError, Planner, Restore, is_istio_file, stem},
     record::{ChangedFile, Content},
 };
-
-/// Selects which of istio-cni's files and entries a removal restores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Restore {
-    /// Restores every file as it was, including the files of istio-cni.
-    Everything,
-    /// Restores everything except istio-cni's entry and files: the entry fails every pod if its plugin is missing.
-    ExceptIstioCni,
-    /// Restores everything, and puts istio-cni's entry even into a file that its owner has rewritten without the entry.
-    WithIstioCni,
-}
 
 impl Planner<'_> {
     /// Adds the reversal of all earlier changes to the wanted files. Without a wanted file, inpod leaves the directory.

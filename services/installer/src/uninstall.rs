@@ -14,9 +14,9 @@ use crate::{
     ISTIO_CNI,
     error::ChainError,
     files,
+    plan::Restore,
     reconcile::{Installer, step_names},
     record::Record,
-    removal::Restore,
 };
 
 /// The time that pod-events has to withdraw all pods.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::{decide::Policy, selector::Selector};
+use crate::selector::Selector;
 
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidConfig {
@@ -24,6 +24,15 @@ pub enum InvalidConfig {
         line: usize,
         why: String,
     },
+}
+
+/// The decision for pods that have neither label nor annotation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    #[default]
+    Enabled,
+    Disabled,
 }
 
 /// The choice of native sidecars, which are init containers that keep running.

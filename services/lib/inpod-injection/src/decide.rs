@@ -2,11 +2,10 @@
 //! (services/docs/facts/istio-sidecar.md, 6.3). The webhook's registration has matched the namespace labels before.
 
 use inpod_types::keys;
-use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
-    config::Config,
+    config::{Config, Policy},
     json::{annotation, label},
     selector::Selector,
 };
@@ -17,15 +16,6 @@ pub const SYSTEM_NAMESPACES: [&str; 4] = [
     "kube-node-lease",
     "local-path-storage",
 ];
-
-/// The decision for pods that have neither label nor annotation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Policy {
-    #[default]
-    Enabled,
-    Disabled,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {

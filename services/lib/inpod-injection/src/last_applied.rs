@@ -8,10 +8,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::{
-    json::{self, CONTAINER_LISTS},
-    status::Status,
-};
+use crate::json::{self, CONTAINER_LISTS};
 
 pub type FieldHashes = BTreeSet<String>;
 
@@ -40,9 +37,8 @@ pub(crate) fn container_hashes(over: &Value) -> FieldHashes {
     all.collect()
 }
 
-/// Removes fields that were applied before with the same value. A container that is missing in the pod stays whole.
-pub(crate) fn without_repeated(mut over: Value, pod: &Value) -> Value {
-    let applied = Status::read(pod).unwrap_or_default().last_applied;
+/// Removes fields whose value is in `applied`, the hashes of the previous injection. A container that is missing in the pod stays whole.
+pub(crate) fn without_repeated(mut over: Value, pod: &Value, applied: &FieldHashes) -> Value {
     if applied.is_empty() {
         return over;
     }

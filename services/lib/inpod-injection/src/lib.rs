@@ -119,7 +119,8 @@ impl Injector {
         let mut pod = request.pod.clone();
         let declared = overrides::extract(&mut pod, &original, &rendered, &proxy);
         let overlay = declared.merged_over(rendered, &proxy);
-        let changed = last_applied::without_repeated(overlay.clone(), &pod);
+        let applied = Status::read(&pod).unwrap_or_default().last_applied;
+        let changed = last_applied::without_repeated(overlay.clone(), &pod, &applied);
         merge::merge(&mut pod, &changed);
         declared.write(&mut pod);
         proxy::align_users(&mut pod, &original, &proxy);
