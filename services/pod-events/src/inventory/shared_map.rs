@@ -1,8 +1,8 @@
 //! A map whose clones share their content, for a snapshot per event.
 //!
 //! The entries are spread over shards by the hash of the key. A change of a shared map copies the references of one
-//! shard, and a comparison of two clones skips the shards that both share, so both cost the same beside a few pods and
-//! beside the 10,000 namespaces of a large cluster.
+//! shard, and a comparison of two clones skips the shards that both share, so both stay cheap beside the 10,000
+//! namespaces of a large cluster.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
