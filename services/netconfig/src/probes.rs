@@ -1,9 +1,10 @@
-//! Exempts kubelet probes: on the node, what the kubelet sends to a pod gets a source address that the pod's rules do
-//! not capture. Otherwise it would reach ztunnel, which may demand an identity.
+//! Exempts kubelet probes from capture: on the node, packets of the kubelet to a pod get a source address that the
+//! pod's rules do not capture. Otherwise a probe would reach ztunnel, which may demand an identity.
 //!
-//! A set in the node's packet filter holds all pods' addresses, with sandbox names as comments. The kernel's elements
-//! are the state: a restart reads them and removes nothing. Pods with a branch ENI also need ip rules (`eni`). Both are
-//! netconfig's only changes to its own netns, with the same owners, reads, repairs and release.
+//! A set in the node's packet filter holds the addresses of all pods, with sandbox names as comments. The kernel's
+//! elements are the only state: a restart reads the elements and removes none. Pods with a branch ENI also need ip
+//! rules (`eni`). The set and the ip rules are netconfig's only changes to its own netns, and share owners, reads,
+//! repairs and release.
 
 mod eni;
 mod nft;
@@ -46,13 +47,13 @@ use nft::Nft;
 use reconciler::{Orphans, RepairBudget};
 use state::State;
 
-/// Readiness condition: probe set and rule are in sync.
+/// The name of the readiness condition that the node's tables and ip rules are in sync.
 const SET_CONDITION: &str = "probe-set";
 
 /// The time between two complete reads, which notice any change.
 pub(crate) const READ_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The node's probe set. Works in the netns of the starting thread, one call at a time.
+/// The node's probe set, in the netns of the thread that calls [`ProbeSet::start`]. Calls run one at a time.
 #[derive(Debug)]
 pub struct ProbeSet {
     /// `None` if probes are not exempted.
@@ -69,25 +70,26 @@ pub struct ProbeSet {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Repair {
     pub(crate) at: SystemTime,
-    /// A sentence per difference found.
+    /// One sentence per difference.
     pub(crate) differences: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trigger {
-    /// Written differently by an earlier process.
+    /// The start of netconfig, at which differences come from an earlier process.
     Own,
+    /// A later check, at which differences come from another program.
     External,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressChange {
     pub changed: bool,
-    /// The sandbox's, before the change.
+    /// The sandbox's addresses before the change.
     before: BTreeSet<IpAddr>,
 }
 
-/// Returns `None` if probes are not exempted.
+/// Opens sockets in the calling thread's netns. Returns `None` if probes are not exempted.
 fn open(settings: &ProbeSettings) -> io::Result<Option<State>> {
     let Some(sender) = settings.probe_match.sender() else {
         return Ok(None);
@@ -97,8 +99,8 @@ fn open(settings: &ProbeSettings) -> io::Result<Option<State>> {
     Ok(Some(State::new(nft, eni)))
 }
 
-/// Removes the tables of an earlier process that exempted probes. The tables would still change the source of probes,
-/// to one that pods' rules no longer exempt.
+/// Removes the tables of an earlier process that exempted probes. The tables would still change the source of probes to
+/// an address that pods' rules no longer exempt.
 fn remove_earlier(mut nft: Nft) -> Result<(), String> {
     let cleared = nft.clear().map_err(|error| with_causes(&error))?;
     if cleared {
@@ -108,12 +110,12 @@ fn remove_earlier(mut nft: Nft) -> Result<(), String> {
 }
 
 impl ProbeSet {
-    /// Reads and repairs the probe set. A missing one is not written until a pod has addresses.
+    /// Reads and repairs the probe set. A missing set is not written until a pod has addresses.
     ///
     /// # Errors
     ///
-    /// When a socket cannot be opened. Other problems show as the condition `probe-set`, and are retried; the
-    /// removal of an earlier process's tables is retried at the next start.
+    /// The call fails if a socket cannot be opened. Other problems show as the condition `probe-set`, and are retried;
+    /// the removal of an earlier process's tables is retried at the next start.
     pub fn start(settings: &ProbeSettings, readiness: Readiness) -> io::Result<Self> {
         let state = open(settings)?;
         if state.is_none() {
@@ -141,11 +143,11 @@ impl ProbeSet {
         reconciler::start(Arc::clone(self), read_interval)
     }
 
-    /// Restores the previous addresses on failure.
+    /// Sets a sandbox's addresses, and restores the previous addresses on failure.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses.
+    /// The call fails if the kernel refuses a request.
     pub fn set_addresses(
         &self,
         sandbox: &SandboxRef,
@@ -170,7 +172,7 @@ impl ProbeSet {
         })
     }
 
-    /// Returns a sentence per step that could not be undone.
+    /// Restores the addresses of before a change. Returns one sentence per step that could not be undone.
     pub fn undo(&self, sandbox: &SandboxRef, change: &AddressChange) -> Vec<String> {
         let result = self.set_addresses(sandbox, &change.before);
         let failure = result.err().map(|error| error.to_string());
@@ -182,7 +184,8 @@ impl ProbeSet {
         self.release_unless(sandbox, || false)
     }
 
-    /// Calls `is_claimed` under the lock: a claim made meanwhile sets its addresses after the removal.
+    /// Removes a sandbox's addresses unless the sandbox is claimed. `is_claimed` is called under the lock, so a claim
+    /// made meanwhile sets its addresses after the removal.
     pub(crate) fn release_unless(
         &self,
         sandbox: &SandboxRef,
@@ -197,7 +200,7 @@ impl ProbeSet {
         self.remove_owner(&mut state, &sandbox_name(sandbox))
     }
 
-    /// Removes an empty set and its rule. Returns whether there were any.
+    /// Removes the tables of an empty probe set. Returns whether there was a table.
     pub fn clear(&self) -> Result<bool, Failed> {
         let Some(mut state) = self.lock() else {
             return Ok(false);
@@ -217,7 +220,7 @@ impl ProbeSet {
         Ok(cleared)
     }
 
-    /// Removes addresses of sandboxes unclaimed for the grace period.
+    /// Removes the addresses of sandboxes that have been unclaimed for the grace period.
     pub(crate) fn remove_unclaimed(&self, claimed: &BTreeSet<String>) {
         let Some(mut state) = self.lock() else {
             return;
@@ -243,7 +246,7 @@ impl ProbeSet {
         }
     }
 
-    /// After a failure the addresses stay recorded, to be tried again.
+    /// Removes an owner's addresses. After a failure the addresses stay recorded, and a later call tries again.
     fn remove_owner(&self, state: &mut State, name: &str) -> Result<(), ProbeSetError> {
         let before = state.owners.addresses_of(name);
         let result = state.set(name, &BTreeSet::new());
@@ -254,7 +257,7 @@ impl ProbeSet {
         result.map(drop)
     }
 
-    /// Returns whether everything is in sync afterwards.
+    /// Reads the probe set and the ip rules, and repairs differences. Returns whether everything is in sync afterwards.
     fn reconcile(&self, now: Instant, trigger: Trigger) -> bool {
         let Some(mut state) = self.lock() else {
             return true;
@@ -289,23 +292,24 @@ impl ProbeSet {
         state.mend(found, is_upgrade).map_err(describe_error)
     }
 
-    /// Watches the latest repair.
+    /// Returns a receiver of the latest repair.
     pub(crate) fn repairs(&self) -> watch::Receiver<Option<Repair>> {
         self.repair.subscribe()
     }
 
-    /// Returns `true` also if the state cannot be read: the reconciliation reports why.
+    /// Returns whether the node has changed since the last read. An unreadable state counts as changed, because the
+    /// reconciliation then reports the error.
     fn has_changed(&self) -> bool {
         let state = self.lock();
         state.is_some_and(|mut state| state.has_changed().unwrap_or(true))
     }
 
-    /// Counts the addresses.
+    /// Returns the gauge of addresses in the set.
     pub fn elements(&self) -> &Gauge {
         &self.elements
     }
 
-    /// Counts repairs after changes by other processes.
+    /// Returns the counter of repairs after changes by other programs.
     pub fn restores(&self) -> &Counter {
         &self.restores
     }

@@ -21,16 +21,17 @@ use crate::{
     },
 };
 
-/// After AWS's rules for pods (10), before those for the node's other interfaces (1024 and 1536).
+/// The priority of inpod's rules that lead to a pod: after AWS's rules for pods (10), and before AWS's rules for the
+/// node's other interfaces (1024 and 1536).
 const TO_POD_PRIORITY: u32 = 512;
 
 /// The priority of AWS's rules for pods.
 const AWS_PRIORITY: u32 = 10;
 
-/// Of the reading thread's netns.
+/// The sysctl of the netns of the thread that reads the file.
 const TCP_EARLY_DEMUX: &str = "/proc/sys/net/ipv4/tcp_early_demux";
 
-/// A route to a pod's address by the node's end of the pod's veth.
+/// A route to a pod's address through the node's end of the pod's veth.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct VethRoute {
     table: u32,
@@ -42,7 +43,7 @@ struct VethRoute {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Branch {
     table: u32,
-    /// The node's end of the veth.
+    /// The name of the node's end of the pod's veth.
     veth: String,
     return_priority: u32,
 }
@@ -70,9 +71,10 @@ impl Branch {
     }
 }
 
-/// Finds the routing of an address's probes. AWS's agent routes the address by a table, and looks up the table for
-/// packets from the same interface. Without AWS's rule, as after another program has deleted all rules, the earlier
-/// routing holds, or the routing that a rule of an earlier process shows.
+/// Finds the routing of an address's probes. AWS's agent writes a route to the address into a table, and a rule that
+/// looks up the table for packets from the same interface. If AWS's rule is missing, for example because another
+/// program has deleted all rules, the known routing stays, or else the routing of an earlier process is taken from its
+/// rule.
 fn branch(
     address: &IpAddr,
     rules: &[IpRule],
@@ -105,7 +107,7 @@ fn branch(
     found.or_else(|| to_address().find_map(recovered))
 }
 
-/// Differences between the ip rules of the node and the rules that probes need.
+/// The differences between the ip rules of the node and the rules that probes need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Difference {
     missing: Vec<IpRule>,
@@ -163,7 +165,7 @@ fn difference(rules: &[IpRule], wanted: &[IpRule]) -> Difference {
     }
 }
 
-/// Returns whether the rule is one of this module's; a pod's redirection has marks.
+/// Returns whether this module has written the rule. The ip rules of a pod's redirection have a mark.
 fn is_own(rule: &IpRule) -> bool {
     rule.protocol == PROTOCOL && rule.mark.is_none()
 }
@@ -185,7 +187,7 @@ pub(super) struct Eni {
 }
 
 impl Eni {
-    /// Opens the calling thread's netns.
+    /// Opens a socket in the calling thread's netns. Returns `None` if the setting is off.
     pub(super) fn open(setting: AwsBranchEni) -> io::Result<Option<Self>> {
         match setting {
             AwsBranchEni::Off => Ok(None),
@@ -204,7 +206,8 @@ impl Eni {
         Ok(rules.filter(is_own).filter_map(|rule| rule.to).collect())
     }
 
-    /// Compares the node's rules with the rules for the addresses. Without such pods, asks the kernel for nothing.
+    /// Compares the node's rules with the rules for the addresses. Sends no request to the kernel if the sysctl rules
+    /// out pods with a branch ENI and no rule of inpod is left.
     pub(super) fn compare(
         &mut self,
         addresses: impl FnOnce() -> BTreeSet<IpAddr>,
@@ -234,7 +237,8 @@ impl Eni {
         Ok(difference)
     }
 
-    /// Adds first, then deletes. Returns a sentence per rule that another program had deleted.
+    /// Adds the missing rules, then deletes the surplus rules. Returns one sentence per rule that another program had
+    /// deleted.
     pub(super) fn change(&mut self, difference: &Difference) -> Result<Vec<String>, KernelError> {
         for rule in &difference.missing {
             self.socket.add_rule("add an ip rule for probes", rule)?;
@@ -249,7 +253,8 @@ impl Eni {
         Ok(lost.map(|rule| describe(rule, "is missing")).collect())
     }
 
-    /// Returns whether a rule of inpod is gone, or others' rules have changed since the last comparison.
+    /// Returns whether the rules of inpod differ from the wanted rules, or the rules of other programs have changed
+    /// since the last comparison.
     pub(super) fn has_changed(&mut self) -> Result<bool, KernelError> {
         if self.branches.is_empty() {
             return Ok(false);
@@ -289,7 +294,7 @@ impl Eni {
     }
 }
 
-/// Returns `false` where unreadable, since AWS's nodes have it.
+/// Returns whether the sysctl is 0. An unreadable sysctl counts as not 0, because every node of AWS has the sysctl.
 fn is_enabled() -> bool {
     fs::read_to_string(TCP_EARLY_DEMUX).is_ok_and(|text| text.trim() == "0")
 }
@@ -350,7 +355,7 @@ mod tests {
         assert_eq!(found(&rules, "10.0.0.7"), None);
         rules[1].priority = 0;
         assert_eq!(found(&rules, "10.0.0.5"), Some(expected(101, "vlana", 0)));
-        // inpod's rules are not AWS's.
+        // The rules of inpod do not count as rules of AWS.
         rules[2].protocol = PROTOCOL;
         assert_eq!(found(&rules, "10.0.0.6"), None);
     }

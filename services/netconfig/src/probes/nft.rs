@@ -1,4 +1,5 @@
-//! The probe set in our own nf_tables tables. Each change is one transaction, void after concurrent changes.
+//! The probe set in inpod's own nf_tables tables. Each change is one transaction, and the kernel refuses a transaction
+//! that is based on an outdated read.
 
 use std::{io, net::IpAddr};
 
@@ -17,12 +18,12 @@ use crate::{
     rules::{Expr, Table, TableFamily},
 };
 
-/// `None` to remove the address.
+/// An address and the owner that its element is to name; `None` removes the element.
 pub(super) type DesiredOwner<'a> = (IpAddr, Option<&'a str>);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ObservedSet {
-    /// One sentence each; without elements.
+    /// One sentence per difference of the tables. The elements are not compared.
     pub(super) differences: Vec<String>,
     pub(super) elements: Elements,
 }
@@ -39,14 +40,14 @@ pub(super) enum UpdateOutcome {
 #[derive(Debug)]
 pub(super) struct Nft {
     nftables: Nftables,
-    /// The table of family inet, and that of family bridge unless the kernel has none.
+    /// The table of family inet, and the table of family bridge unless the kernel lacks the family.
     wanted: Vec<Table>,
     /// The tables' states at the last complete read.
     seen: Vec<Option<TableState>>,
 }
 
 impl Nft {
-    /// Opens the calling thread's netns.
+    /// Opens a socket in the calling thread's netns.
     pub(super) fn open(sender: &Expr, settings: &ProbeSettings) -> io::Result<Self> {
         Ok(Self {
             nftables: Nftables::open_persistent()?,
@@ -55,8 +56,8 @@ impl Nft {
         })
     }
 
-    /// Asks only for the tables themselves, which costs the same however many tables and chains others have. Notices a
-    /// table that was deleted or created again, and an added or deleted chain or set.
+    /// Returns whether a table was deleted or created again, or a chain or set was added or deleted. Requests only the
+    /// tables themselves, at a cost that does not depend on the tables and chains of other programs.
     pub(super) fn has_changed(&mut self) -> Result<bool, ProbeSetError> {
         Ok(self.states()? != self.seen)
     }
@@ -67,7 +68,7 @@ impl Nft {
         self.wanted.iter().map(state).collect()
     }
 
-    /// Returns `None` if there is no set of ours.
+    /// Reads the tables and the elements. Returns `None` if inpod has no table.
     pub(super) fn read(&mut self) -> Result<Option<ObservedSet>, ProbeSetError> {
         Ok(retry_on_race(|| self.read_once())?)
     }
@@ -107,7 +108,7 @@ impl Nft {
         }
     }
 
-    /// Writes everything. Elements and rules that stay are never absent.
+    /// Writes the tables and all elements, and reads them back. Elements and rules that stay are never absent.
     pub(super) fn write(&mut self, elements: &Elements) -> Result<(), ProbeSetError> {
         let sets = SETS.map(|set| {
             let of_family = elements.iter();
@@ -124,8 +125,8 @@ impl Nft {
         require_none(left, ProbeSetError::Differs)
     }
 
-    /// Writes no table of family bridge if the kernel refuses the table, as a kernel without that family does: probes
-    /// must not fail for lack of a defense.
+    /// Writes the tables. If the kernel refuses, as a kernel without the family bridge does, only the table of family
+    /// inet is written: probes must not fail for lack of a defense.
     fn write_tables(
         &mut self,
         sets: &[(AddressSet, Vec<(IpAddr, &str)>)],
@@ -149,7 +150,7 @@ impl Nft {
         }
     }
 
-    /// Removes everything, and verifies that. Returns whether there was anything.
+    /// Removes the tables and verifies their absence. Returns whether there was a table.
     pub(super) fn clear(&mut self) -> Result<bool, ProbeSetError> {
         let cleared = retry_on_race(|| self.nftables.delete_tables(&self.wanted))?;
         self.seen = self.states()?;
@@ -159,8 +160,8 @@ impl Nft {
         Ok(cleared)
     }
 
-    /// Makes elements name their owners. Tries to add new ones first without a read: the kernel finds an existing one
-    /// in milliseconds, and then adds none.
+    /// Makes the elements name their desired owners. New addresses are first added without a read: if an element
+    /// exists, the kernel refuses the transaction within milliseconds, and the elements are read.
     pub(super) fn update(
         &mut self,
         requester: &str,
@@ -175,7 +176,7 @@ impl Nft {
         };
         match result {
             Ok(changed) => Ok(UpdateOutcome::Done { changed }),
-            // Missing elements are not deleted, so it must be the table.
+            // No edit deletes a missing element, so the table or a set is missing.
             Err(error) if error.is(nix::Error::ENOENT) => Ok(UpdateOutcome::SetMissing),
             Err(error) => Err(error),
         }

@@ -1,4 +1,4 @@
-//! Keeps the probe set in sync: by polls and a limited number of repairs.
+//! Keeps the probe set in sync by polls, with a limited number of repairs.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -13,16 +13,16 @@ use std::{
 
 use super::{ProbeSet, Trigger};
 
-/// The time between two looks at the table, so that probes succeed again soon after a reload of a firewall: the kubelet
-/// restarts a container after three failures, by default ten seconds apart.
+/// The interval of polling the tables. Probes must succeed soon after a firewall is reloaded: the kubelet restarts a
+/// container after three failures, by default ten seconds apart.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Per [`REPAIR_WINDOW`]. More frequent changes by a process are reported.
+/// The number of repairs that are allowed per [`REPAIR_WINDOW`]. More frequent changes by a process are reported.
 const MAX_REPAIRS: usize = 6;
 const REPAIR_WINDOW: Duration = Duration::from_secs(60);
 
-/// For elements of an unclaimed sandbox while others are claimed. A starting pod-events claims all pods that
-/// it knows within seconds.
+/// The time after which the elements of an unclaimed sandbox are removed. A starting pod-events claims all known pods
+/// within seconds.
 const ORPHAN_GRACE_PERIOD: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Drop for ReconcilerGuard {
     }
 }
 
-/// Starts it in the calling thread's netns.
+/// Starts the reconciler's thread in the calling thread's netns.
 pub(super) fn start(
     probe_set: Arc<ProbeSet>,
     read_interval: Duration,
@@ -62,7 +62,7 @@ pub(super) fn start(
 pub(super) struct RepairBudget(VecDeque<Instant>);
 
 impl RepairBudget {
-    /// Returns whether another repair is allowed now, and counts it.
+    /// Returns whether another repair is allowed now, and counts an allowed repair.
     pub(super) fn allows(&mut self, now: Instant) -> bool {
         let is_over = |then: &Instant| now.saturating_duration_since(*then) >= REPAIR_WINDOW;
         while self.0.front().is_some_and(is_over) {
@@ -76,13 +76,13 @@ impl RepairBudget {
     }
 }
 
-/// The times since when owners have been unclaimed.
+/// The unclaimed owners, each with the time of the first check that found no claim.
 #[derive(Debug, Default)]
 pub(super) struct Orphans(BTreeMap<String, Instant>);
 
 impl Orphans {
-    /// Owners after their grace period, which does not run while nothing is claimed: pod-events
-    /// has not reconnected yet.
+    /// Returns the owners whose grace period is over. The period does not run while nothing is claimed, because
+    /// pod-events has not reconnected yet.
     pub(super) fn due(
         &mut self,
         names: BTreeSet<String>,

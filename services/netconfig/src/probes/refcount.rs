@@ -1,11 +1,11 @@
-//! Owners of each address. It stays while one is left.
+//! The owners of each address. An address stays in the set while an owner is left.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
 
-/// Owners are comments of the kernel's elements.
+/// The elements of the kernel's sets. The comment of an element names the owner.
 pub(crate) type Elements = BTreeMap<IpAddr, String>;
 
 /// The owner of addresses that an earlier process served, until their pods are known.
@@ -14,14 +14,14 @@ const UNKNOWN: &str = "unknown";
 /// The owners of addresses. The index by owner makes a change cost the same beside any number of pods.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Owners {
-    /// Several per address while an address has gone to another pod and its previous owner is known; the element is named
-    /// after the latest.
+    /// The owners per address, the latest last. An address that has gone to another pod has several owners until the
+    /// previous owner gives up the address. The element names the latest owner.
     by_address: BTreeMap<IpAddr, Vec<String>>,
     by_owner: BTreeMap<String, BTreeSet<IpAddr>>,
 }
 
 impl Owners {
-    /// Returns the union of previous and new addresses.
+    /// Sets an owner's addresses. Returns the union of the previous and the new addresses.
     pub(crate) fn set(&mut self, owner: &str, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
         let before = self.addresses_of(owner);
         for gone in before.difference(addresses) {
@@ -34,7 +34,7 @@ impl Owners {
         before.union(addresses).copied().collect()
     }
 
-    /// Records ownerless elements, added by an earlier process or another one.
+    /// Records elements whose address has no known owner. An earlier process or another program has added them.
     pub(crate) fn adopt(&mut self, found: &Elements) {
         for (address, owner) in found {
             self.remove(*address, UNKNOWN);
@@ -44,7 +44,7 @@ impl Owners {
         }
     }
 
-    /// Records ownerless addresses, whose pods are not known.
+    /// Records addresses whose pods are not known.
     pub(crate) fn adopt_unknown(&mut self, addresses: Vec<IpAddr>) {
         let unknown = addresses.into_iter().map(|it| (it, UNKNOWN.to_owned()));
         self.adopt(&unknown.collect());
@@ -72,7 +72,7 @@ impl Owners {
         }
     }
 
-    /// Returns the owner that the element is named after.
+    /// Returns the owner that the address's element names.
     pub(crate) fn owner_of(&self, address: IpAddr) -> Option<&str> {
         let latest = self.by_address.get(&address)?.last();
         latest.map(String::as_str)
@@ -104,12 +104,12 @@ impl Owners {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Add,
-    /// Changes the owner's name.
+    /// Changes the owner that the element names.
     Rename,
     Delete,
 }
 
-/// Compares the owner found in the kernel with the wanted one.
+/// Decides how to change an element that names the found owner and is to name the wanted owner.
 pub(crate) fn decide_action(
     found: Option<&str>,
     wanted: Option<&str>,
@@ -118,7 +118,7 @@ pub(crate) fn decide_action(
     match (found, wanted) {
         (None, Some(_)) => Some(Action::Add),
         (Some(found), Some(wanted)) if found != wanted => Some(Action::Rename),
-        // Not if another owner took it over.
+        // An element that names another owner stays, because that owner has taken over the address.
         (Some(found), None) if found == requester => Some(Action::Delete),
         (Some(_) | None, _) => None,
     }
@@ -151,7 +151,7 @@ mod tests {
         let mut owners = Owners::default();
         owners.set("old", &set(&["10.0.0.1"]));
         owners.set("new", &set(&["10.0.0.1"]));
-        // The old sandbox's rules, once more.
+        // The old sandbox's rules are applied once more.
         owners.set("old", &set(&["10.0.0.1"]));
         assert_eq!(owners.owner_of(ip("10.0.0.1")), Some("new"));
         owners.set("old", &set(&[]));

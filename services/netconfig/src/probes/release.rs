@@ -1,5 +1,4 @@
-//! Removes the addresses of a pod from the set of addresses that the kubelet may probe past capture, when netconfig
-//! gives up the pod's netns.
+//! Removes a pod's addresses from the probe set when netconfig releases the pod's netns.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -15,10 +14,10 @@ use crate::{
     rules::sandbox_name,
 };
 
-/// Of sweeps for elements of unclaimed sandboxes.
+/// The interval of sweeps for elements of unclaimed sandboxes.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Ends when no more claims can end.
+/// Removes the addresses of released sandboxes, until no more claims can end.
 pub(crate) async fn run(probe_set: Arc<ProbeSet>, claims: Arc<Claims>) {
     let (_, mut events) = claims.subscribe();
     let mut ticks = interval(SWEEP_INTERVAL);
@@ -38,8 +37,8 @@ pub(crate) async fn run(probe_set: Arc<ProbeSet>, claims: Arc<Claims>) {
     }
 }
 
-/// Keeps the addresses of a sandbox with a new claim, which has set them again or is about to. After a failure,
-/// the sweep tries again.
+/// Removes the addresses of a released sandbox, unless the sandbox has a new claim, which has set the addresses again
+/// or is about to. After a failure, the sweep tries again.
 pub(crate) async fn release(probe_set: &Arc<ProbeSet>, claims: &Arc<Claims>, sandbox: SandboxRef) {
     let (probe_set, claims) = (Arc::clone(probe_set), Arc::clone(claims));
     let work = move || {

@@ -25,19 +25,19 @@ pub(crate) const SETS: [AddressSet; 2] = [
     },
 ];
 
-/// Just before the usual priority of source NAT (NF_IP_PRI_NAT_SRC, 100; also iptables' nat table). A connection's
-/// first NAT decision is final, and a foreign masquerade would hide the source of probes. With equal priority, the
-/// last registered chain would win.
+/// The priority just before the usual priority of source NAT (NF_IP_PRI_NAT_SRC, 100; also iptables' nat table). A
+/// connection's first NAT decision is final, and a foreign masquerade would hide the source of probes. With equal
+/// priority, the last registered chain would win.
 const PRIORITY: i32 = 99;
 
-/// Before connection tracking, and in the bridge before any other program's rules (NF_IP_PRI_RAW,
+/// The priority before connection tracking and, in the bridge, before any other program's rules (NF_IP_PRI_RAW,
 /// NF_BR_PRI_NAT_DST_BRIDGED).
 const FIRST_PRIORITY: i32 = -300;
 
 /// The EtherTypes of VLAN tags (ETH_P_8021Q and ETH_P_8021AD of linux/if_ether.h).
 const VLAN_TAGS: [u16; 2] = [0x8100, 0x88a8];
 
-/// Identifies the table's owner and schema.
+/// Returns the comment of inpod's tables, which names the owner and the schema.
 pub(crate) fn tag() -> String {
     format!("inpod schema={SCHEMA} probes of the node")
 }

@@ -10,15 +10,15 @@ use crate::{family::Family, rules::Expr};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeSettings {
     pub probe_match: ProbeMatch,
-    /// Of IPv4 probes, as pods see it.
+    /// The source address that pods see on IPv4 probes.
     pub source_v4: SourceV4,
-    /// Of IPv6 probes, as pods see it.
+    /// The source address that pods see on IPv6 probes.
     pub source_v6: SourceV6,
     pub aws_branch_eni: AwsBranchEni,
 }
 
 impl ProbeSettings {
-    /// Returns sources that pods' rules do not capture; none if probes are not exempted.
+    /// Returns the sources that pods' rules do not capture; the list is empty if probes are not exempted.
     pub fn sources(&self) -> Vec<IpAddr> {
         if self.probe_match == ProbeMatch::Off {
             return Vec::new();
@@ -49,15 +49,15 @@ impl Default for ProbeSettings {
     }
 }
 
-/// The packets to pods' addresses that are probes.
+/// The senders whose packets to pods' addresses count as probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum ProbeMatch {
-    /// From any socket of the node's netns.
+    /// Any socket of the node's netns.
     Socket,
-    /// From sockets of this user.
+    /// The sockets of this user.
     Uid(u32),
-    /// None. Writes nothing in the node's netns.
+    /// No sender. netconfig writes nothing in the node's netns.
     Off,
 }
 
@@ -73,7 +73,7 @@ pub enum InvalidProbeMatch {
 }
 
 impl ProbeMatch {
-    /// Returns the condition on a packet's sender, `None` if no packet is a probe.
+    /// Returns the condition on a packet's sender, or `None` if no packet is a probe.
     pub(crate) fn sender(self) -> Option<Expr> {
         match self {
             Self::Socket => Some(Expr::FromAnySocket),
@@ -149,13 +149,14 @@ fn parse_source<T: FromStr + Copy + Into<IpAddr>>(
     found.ok_or_else(|| format!("{text:?} is not a valid {family} source address"))
 }
 
-/// The ip rules of pods with an AWS branch ENI.
+/// The setting of the ip rules for pods with an AWS branch ENI.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AwsBranchEni {
-    /// Only with `net.ipv4.tcp_early_demux` at 0.
+    /// Writes the rules where `net.ipv4.tcp_early_demux` is 0.
     #[default]
     Auto,
+    /// Writes no rules.
     Off,
 }
 

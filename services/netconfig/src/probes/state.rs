@@ -11,10 +11,10 @@ use super::{
     refcount::Owners,
 };
 
-/// Missing and superfluous items of the node.
+/// The differences between the node and what the pods need.
 #[derive(Debug, Default)]
 pub(super) struct Differences {
-    /// A sentence per difference of the probe set.
+    /// One sentence per difference of the probe set.
     set: Vec<String>,
     routing: Difference,
 }
@@ -34,15 +34,15 @@ impl Differences {
 pub(super) struct State {
     nft: Nft,
     pub(super) owners: Owners,
-    /// The kernel has elements or a rule of ours, or should.
+    /// Set if the kernel has inpod's tables, or should have them.
     in_use: bool,
     eni: Option<Eni>,
-    /// A sentence per repaired change by another program, until it is taken.
+    /// One sentence per repaired change by another program, until the repair is published.
     pub(super) lost: Vec<String>,
 }
 
 impl State {
-    /// Keeps the addresses that ip rules of an earlier process route, until their pods are known.
+    /// Creates the state, with the addresses that ip rules of an earlier process route, until their pods are known.
     pub(super) fn new(nft: Nft, mut eni: Option<Eni>) -> Self {
         let routed = eni.as_mut().map(Eni::routed_addresses).transpose();
         let routed = routed.unwrap_or_else(|error| {
@@ -61,7 +61,7 @@ impl State {
         }
     }
 
-    /// Changes the kernel, too. Returns whether anything was written.
+    /// Sets an owner's addresses here and in the kernel. Returns whether anything was written.
     pub(super) fn set(
         &mut self,
         owner: &str,
@@ -117,7 +117,8 @@ impl State {
         Ok(())
     }
 
-    /// Writes again what differs. An upgrade explains a set that an earlier process wrote differently.
+    /// Writes the differing parts again. At an upgrade, the differences of the set come from an earlier process and are
+    /// not reported as changes by another program.
     pub(super) fn mend(
         &mut self,
         differences: Differences,
@@ -139,7 +140,7 @@ impl State {
         Ok(cleared)
     }
 
-    /// Returns whether anything changed since the last read, as far as single requests show.
+    /// Returns whether anything has changed since the last read, as far as the tables' states and the ip rules show.
     pub(super) fn has_changed(&mut self) -> Result<bool, ProbeSetError> {
         if self.in_use && self.nft.has_changed()? {
             return Ok(true);
@@ -150,7 +151,7 @@ impl State {
             .map_err(ProbeSetError::BranchEni)
     }
 
-    /// Compares the node with what the pods need. Adopts ownerless elements.
+    /// Compares the node with what the pods need, and adopts elements without a known owner.
     pub(super) fn read(&mut self) -> Result<Differences, ProbeSetError> {
         Ok(Differences {
             set: self.read_set()?,
@@ -158,7 +159,7 @@ impl State {
         })
     }
 
-    /// Returns a sentence per difference, none if no set is needed.
+    /// Returns one sentence per difference; the list is empty if no set is needed.
     fn read_set(&mut self) -> Result<Vec<String>, ProbeSetError> {
         let Some(found) = self.nft.read()? else {
             let is_needed = self.in_use || self.owners.count() > 0;
