@@ -7,7 +7,7 @@ pub(crate) mod sweep;
 pub(crate) mod validate;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
     sync::{
         Arc,
@@ -45,6 +45,8 @@ pub(crate) struct Claim {
     pub(crate) verified_listeners: VerifiedListeners,
     /// The state read by the claim itself, under `change_lock`, for the operation that follows.
     prepared: Mutex<Option<Prepared>>,
+    /// The probe addresses that the claim itself has set for announced rules.
+    prepared_probes: Mutex<Option<BTreeSet<IpAddr>>>,
     loopback_grace: Mutex<LoopbackGrace>,
     /// The counter of UDP flows at the previous read; `None` before the first read.
     uncaptured_udp_flows: Mutex<Option<u64>>,
@@ -69,6 +71,7 @@ impl Claim {
             change_lock,
             verified_listeners: VerifiedListeners::default(),
             prepared: Mutex::default(),
+            prepared_probes: Mutex::default(),
             loopback_grace: Mutex::default(),
             uncaptured_udp_flows: Mutex::default(),
         }
@@ -94,6 +97,14 @@ impl Claim {
 
     pub(crate) fn take_prepared(&self) -> Option<Prepared> {
         self.prepared.lock().take()
+    }
+
+    pub(crate) fn set_prepared_probes(&self, addresses: BTreeSet<IpAddr>) {
+        *self.prepared_probes.lock() = Some(addresses);
+    }
+
+    pub(crate) fn take_prepared_probes(&self) -> Option<BTreeSet<IpAddr>> {
+        self.prepared_probes.lock().take()
     }
 
     fn ends_unnoticed(&self) -> bool {

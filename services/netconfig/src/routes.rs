@@ -352,16 +352,32 @@ impl Routing {
         first.map(|it| &it.rule).collect()
     }
 
+    /// Returns the routing with an added item.
+    pub(crate) fn with(mut self, item: &Item) -> Self {
+        match item {
+            Item::Address => self.address = Some(PROTOCOL),
+            Item::Route(route) => self.routes.push(SeenRoute {
+                route: *route,
+                is_complete: true,
+            }),
+            Item::Rule(rule) => self.rules.push(SeenRule {
+                rule: rule.clone(),
+                is_complete: true,
+            }),
+        }
+        self
+    }
+
     /// Completes the items that the kernel drops while `lo` is down.
     pub(crate) fn with_loopback_items(mut self, needs: &[Need]) -> Self {
         for item in self.items(needs).unwrap_or_default() {
-            match item {
-                Item::Route(route) if !self.has(&item) => self.routes.push(SeenRoute {
-                    route,
-                    is_complete: true,
-                }),
-                Item::Address => self.address = self.address.or(Some(PROTOCOL)),
-                Item::Route(_) | Item::Rule(_) => {}
+            let is_dropped = match item {
+                Item::Route(_) => !self.has(&item),
+                Item::Address => self.address.is_none(),
+                Item::Rule(_) => false,
+            };
+            if is_dropped {
+                self = self.with(&item);
             }
         }
         self

@@ -147,6 +147,7 @@ impl Handler {
             claim,
             |_| Change::None,
             move |claim| {
+                drop(claim.take_prepared_probes());
                 let change = probe_set.set_addresses(&claim.sandbox, &probed)?;
                 if change.changed {
                     tracing::info!(sandbox = %claim.sandbox, ?probed, "Set probe addresses");
@@ -386,7 +387,7 @@ impl NetconfigService for Handler {
             claim,
             |(_, seen)| Change::Read(Observation::clone(seen)),
             move |claim| {
-                drop(claim.take_prepared());
+                drop((claim.take_prepared(), claim.take_prepared_probes()));
                 let (removed, seen) =
                     writer.remove_and_observe(&claim.netns, &claim.sandbox, phase)?;
                 let Removed { captured_flows } = removed;

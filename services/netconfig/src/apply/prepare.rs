@@ -47,12 +47,16 @@ impl Writer {
             return;
         }
         let mut undo = Undo::new(state.clone());
-        let mut add_all = || {
+        // Routing that this process has read back before needs no second comparison, unless an item existed already.
+        let is_known = self.read_back.knows(plan.fingerprint);
+        let mut expected = is_known.then(|| state.routing.clone());
+        let add_all = || {
             for item in &missing {
-                session.visit.routes.add(item)?;
+                let is_new = session.visit.routes.add(item)?;
                 undo.record(item);
+                expected = expected.take().filter(|_| is_new).map(|it| it.with(item));
             }
-            session.visit.routes.read()
+            expected.map_or_else(|| session.visit.routes.read(), Ok)
         };
         match add_all() {
             Ok(routing) => state.routing = routing,

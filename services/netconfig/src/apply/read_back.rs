@@ -59,9 +59,13 @@ impl ReadBack {
         known.insert(fingerprint);
     }
 
+    pub(super) fn knows(&self, fingerprint: Fingerprint) -> bool {
+        self.0.lock().contains(&fingerprint)
+    }
+
     /// Returns the state to expect after one transaction that wrote known rules; `None` after other steps.
     pub(super) fn expected(&self, plan: &Plan, before: State, steps: &[Step]) -> Option<Expected> {
-        if !self.0.lock().contains(&plan.fingerprint) {
+        if !self.knows(plan.fingerprint) {
             return None;
         }
         let mut change = None;

@@ -199,12 +199,12 @@ impl Socket {
         forgive(self.change(act, &request), &[nix::Error::ESRCH])
     }
 
-    /// Adds an ip rule after the rules of the same priority, unless an equal one exists.
-    pub(crate) fn add_rule(&mut self, act: &str, rule: &IpRule) -> Result<(), KernelError> {
+    /// Adds an ip rule after the rules of the same priority, unless an equal one exists. Returns whether the rule is new.
+    pub(crate) fn add_rule(&mut self, act: &str, rule: &IpRule) -> Result<bool, KernelError> {
         let request = rt_rule::Request::new().set_create().set_excl();
         let mut request = request.op_newrule_do(&rule_header(rule));
         push_rule(rule, request.encode());
-        forgive(self.change(act, &request), &[nix::Error::EEXIST])
+        is_new(self.change(act, &request))
     }
 
     pub(crate) fn delete_rule(&mut self, act: &str, rule: &IpRule) -> Result<(), KernelError> {
@@ -229,6 +229,14 @@ fn unless_without_ipv6<T>(result: Result<Vec<T>, KernelError>) -> Result<Vec<T>,
     match result {
         Err(error) if error.is(nix::Error::EAFNOSUPPORT) => Ok(Vec::new()),
         result => result,
+    }
+}
+
+/// Returns `false` for the refusal of an item that exists.
+pub(crate) fn is_new(added: Result<(), KernelError>) -> Result<bool, KernelError> {
+    match added {
+        Err(error) if error.is(nix::Error::EEXIST) => Ok(false),
+        added => added.map(|()| true),
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
     family::Family,
     netlink::{
         KernelError, Socket,
-        rt::{LOOPBACK, PROTOCOL, SeenRoute, forgive},
+        rt::{LOOPBACK, PROTOCOL, SeenRoute, forgive, is_new},
     },
     rules::sidecar::PASSTHROUGH_V6,
 };
@@ -117,14 +117,16 @@ impl Routes {
     }
 
     /// Adds an item, or makes a foreign address inpod's. Sets `lo` up if the item needs it, because runtimes run the
-    /// loopback plugin beside inpod's plugin (services/docs/decisions/094-loopback.md).
-    pub(crate) fn add(&mut self, item: &Item) -> Result<(), KernelError> {
+    /// loopback plugin beside inpod's plugin (services/docs/decisions/094-loopback.md). Returns whether the item is new:
+    /// an existing item may be foreign, which reading back shows.
+    pub(crate) fn add(&mut self, item: &Item) -> Result<bool, KernelError> {
         let act = format!("add the {item}");
         match item {
             Item::Address => {
                 self.set_loopback_up()?;
                 let request = rt_addr::Request::new().set_create().set_replace();
-                self.0.execute(&act, &with_address(request))
+                self.0.execute(&act, &with_address(request))?;
+                Ok(false)
             }
             Item::Route(route) => {
                 let result = match self.0.add_route(&act, route) {
@@ -134,8 +136,7 @@ impl Routes {
                     }
                     result => result,
                 };
-                // The route may be foreign: reading back shows it.
-                forgive(result, &[nix::Error::EEXIST])
+                is_new(result)
             }
             Item::Rule(rule) => self.0.add_rule(&act, rule),
         }

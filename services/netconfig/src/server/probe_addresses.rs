@@ -57,18 +57,25 @@ pub(super) fn prepare(probe_set: &ProbeSet, claim: &Claim, verified: Vec<IpAddr>
         return;
     }
     let verified = verified.into_iter().collect();
-    if let Err(error) = probe_set.set_addresses(&claim.sandbox, &verified) {
-        tracing::debug!(sandbox = %claim.sandbox, %error, "Cannot prepare probe addresses");
+    match probe_set.set_addresses(&claim.sandbox, &verified) {
+        Ok(_) => claim.set_prepared_probes(verified),
+        Err(error) => {
+            tracing::debug!(sandbox = %claim.sandbox, %error, "Cannot prepare probe addresses");
+        }
     }
 }
 
-/// Sets probe addresses, then applies rules, and restores the previous probe addresses if the rules fail.
+/// Sets probe addresses, unless the claim has just set the same ones, then applies rules, and restores the previous
+/// probe addresses if the rules fail.
 pub(super) fn apply(
     probe_set: &ProbeSet,
     claim: &Claim,
     addresses: &BTreeSet<IpAddr>,
     rules: impl FnOnce() -> Result<(Applied, Observation), Failed>,
 ) -> Result<(Applied, Observation), Failed> {
+    if claim.take_prepared_probes().as_ref() == Some(addresses) {
+        return rules();
+    }
     let change = probe_set.set_addresses(&claim.sandbox, addresses);
     let change = change.context("cannot apply the rules")?;
     match rules() {
