@@ -216,6 +216,62 @@ impl Entry {
         Some(*since + ANNOTATION_TIMEOUT)
     }
 
+    /// Returns whether the watch shows the values.
+    fn shows(&self, status: &DesiredStatus) -> bool {
+        let Shown {
+            annotation,
+            condition,
+        } = &self.observed;
+        let has_annotation = |it: Annotation| it.value() == annotation.as_deref();
+        let has_condition = |it: &DesiredCondition| it.shown() == condition.as_ref();
+        status.annotation.is_none_or(has_annotation)
+            && status.condition.as_ref().is_none_or(has_condition)
+    }
+
+    fn complete(
+        &mut self,
+        request: &PatchRequest,
+        outcome: PatchOutcome,
+        now: Instant,
+    ) -> Option<Duration> {
+        self.in_flight = false;
+        let refused_since = self.refused_since.take();
+        match outcome {
+            PatchOutcome::Accepted => {
+                let before = self.accepted(&self.observed, now).cloned();
+                let before = before.unwrap_or_default();
+                let accepted = DesiredStatus {
+                    annotation: request.status.annotation.or(before.annotation),
+                    condition: request.status.condition.clone().or(before.condition),
+                };
+                let is_shown = self.shows(&accepted);
+                self.accepted = (!is_shown).then(|| (accepted, now + WATCH_LAG_TIMEOUT));
+                (self.was_unanswered, self.error) = (false, None);
+                (self.retry_at, self.failures) = (None, 0);
+                let is_annotated = self.is_annotated(now);
+                self.unannotated.take_if(|_| is_annotated);
+                let is_satisfied = self.is_satisfied(now);
+                let since = self.since.filter(|_| is_satisfied)?;
+                return Some(now.saturating_duration_since(since));
+            }
+            PatchOutcome::Gone => (self.is_gone, self.error) = (true, None),
+            PatchOutcome::Refused(message) => {
+                self.refused_since = refused_since.or(Some(now));
+                let DesiredStatus {
+                    annotation,
+                    condition,
+                } = &request.status;
+                self.is_split |= annotation.is_some() && condition.is_some();
+                self.retry_later(message, now);
+            }
+            PatchOutcome::Unanswered(message) => {
+                self.was_unanswered = true;
+                self.retry_later(message, now);
+            }
+        }
+        None
+    }
+
     fn retry_later(&mut self, message: String, now: Instant) {
         self.retry_at = Some(now + with_jitter(RETRY.delay(self.failures)));
         self.failures = self.failures.saturating_add(1);
@@ -284,7 +340,8 @@ impl PatchQueue {
         Some(request)
     }
 
-    /// Completes a patch. Returns how long the write of the desired value took, if the patch wrote the value.
+    /// Completes a patch. Returns how long the write of the desired value took, if the patch wrote the value. Drops the
+    /// entry of a pod in sync, because the watch may have shown the patch before the answer.
     pub(crate) fn complete(
         &mut self,
         request: &PatchRequest,
@@ -292,41 +349,12 @@ impl PatchQueue {
         now: Instant,
     ) -> Option<Duration> {
         let entry = self.get_mut(&request.pod)?;
-        entry.in_flight = false;
-        let refused_since = entry.refused_since.take();
-        match outcome {
-            PatchOutcome::Accepted => {
-                let before = entry.accepted(&entry.observed, now).cloned();
-                let before = before.unwrap_or_default();
-                let accepted = DesiredStatus {
-                    annotation: request.status.annotation.or(before.annotation),
-                    condition: request.status.condition.clone().or(before.condition),
-                };
-                entry.accepted = Some((accepted, now + WATCH_LAG_TIMEOUT));
-                (entry.was_unanswered, entry.error) = (false, None);
-                (entry.retry_at, entry.failures) = (None, 0);
-                let is_annotated = entry.is_annotated(now);
-                entry.unannotated.take_if(|_| is_annotated);
-                let is_satisfied = entry.is_satisfied(now);
-                let since = entry.since.filter(|_| is_satisfied)?;
-                return Some(now.saturating_duration_since(since));
-            }
-            PatchOutcome::Gone => (entry.is_gone, entry.error) = (true, None),
-            PatchOutcome::Refused(message) => {
-                entry.refused_since = refused_since.or(Some(now));
-                let DesiredStatus {
-                    annotation,
-                    condition,
-                } = &request.status;
-                entry.is_split |= annotation.is_some() && condition.is_some();
-                entry.retry_later(message, now);
-            }
-            PatchOutcome::Unanswered(message) => {
-                entry.was_unanswered = true;
-                entry.retry_later(message, now);
-            }
+        let took = entry.complete(request, outcome, now);
+        if entry.is_idle(now) {
+            let pod = &request.pod;
+            self.forget(&(pod.namespace.clone(), pod.name.clone()));
         }
-        None
+        took
     }
 
     /// Returns when the queue next needs attention even if nothing changes. A patch that is due already waits for the

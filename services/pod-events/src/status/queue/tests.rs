@@ -258,6 +258,30 @@ fn retry_delays_grow_to_half_a_minute_until_the_server_is_back() {
 }
 
 #[test]
+fn a_patch_that_the_watch_shows_before_the_answer_leaves_no_entry() {
+    let mut fixture = Fixture::new();
+    let status = both(None);
+    for shown in [annotated("web", None), showing(&status)] {
+        fixture
+            .queue
+            .observe(&shown, status.clone(), None, fixture.now);
+    }
+    assert!(fixture.queue.0.is_empty(), "nothing was sent");
+    let before = annotated("web", None);
+    fixture
+        .queue
+        .observe(&before, status.clone(), None, fixture.now);
+    let request = fixture.queue.next(fixture.now).unwrap();
+    let after = showing(&status);
+    fixture.queue.observe(&after, status, None, fixture.now);
+    assert_eq!(fixture.queue.0.len(), 1, "the patch is in flight");
+    let accepted = PatchOutcome::Accepted;
+    let took = fixture.queue.complete(&request, accepted, fixture.now);
+    assert_eq!(took, Some(Duration::ZERO));
+    assert!(fixture.queue.0.is_empty());
+}
+
+#[test]
 fn a_pod_in_sync_has_no_entry() {
     let mut fixture = Fixture::new();
     fixture.observe(None, Enabled);
