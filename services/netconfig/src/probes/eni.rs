@@ -6,8 +6,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs::File,
+    io,
     net::IpAddr,
+    os::unix::fs::FileExt as _,
 };
 
 use nix::{net::if_::if_indextoname, sys::socket::SockProtocol};
@@ -28,7 +30,7 @@ const TO_POD_PRIORITY: u32 = 512;
 /// The priority of AWS's rules for pods.
 const AWS_PRIORITY: u32 = 10;
 
-/// The sysctl of the netns of the thread that reads the file.
+/// The sysctl of the netns of the thread that opens the file.
 const TCP_EARLY_DEMUX: &str = "/proc/sys/net/ipv4/tcp_early_demux";
 
 /// A route to a pod's address through the node's end of the pod's veth.
@@ -178,6 +180,9 @@ fn others(mut rules: Vec<IpRule>) -> Vec<IpRule> {
 #[derive(Debug)]
 pub(super) struct Eni {
     socket: Socket,
+    /// The open sysctl [`TCP_EARLY_DEMUX`]; `None` if the kernel has none. Opening it takes longer with each netns of
+    /// the node whose sysctls were looked up (`proc_sys_compare` in fs/proc/proc_sysctl.c).
+    early_demux: Option<File>,
     branches: BTreeMap<IpAddr, Branch>,
     /// The rules of other programs at the last comparison.
     others: Vec<IpRule>,
@@ -193,6 +198,7 @@ impl Eni {
             AwsBranchEni::Off => Ok(None),
             AwsBranchEni::Auto => Ok(Some(Self {
                 socket: Socket::open(SockProtocol::NetlinkRoute)?,
+                early_demux: File::open(TCP_EARLY_DEMUX).ok(),
                 branches: BTreeMap::new(),
                 others: Vec::new(),
                 written: None,
@@ -212,7 +218,7 @@ impl Eni {
         &mut self,
         addresses: impl FnOnce() -> BTreeSet<IpAddr>,
     ) -> Result<Difference, KernelError> {
-        let is_enabled = is_enabled();
+        let is_enabled = self.is_enabled();
         if !is_enabled && self.branches.is_empty() && self.written.is_some() {
             return Ok(Difference::default());
         }
@@ -264,6 +270,16 @@ impl Eni {
         Ok(differs || self.others != others(rules))
     }
 
+    /// Returns whether the sysctl is 0. An unreadable sysctl counts as not 0, because every node of AWS has the sysctl.
+    fn is_enabled(&self) -> bool {
+        let mut value = [0];
+        let read = self
+            .early_demux
+            .as_ref()
+            .map(|file| file.read_at(&mut value, 0));
+        matches!(read, Some(Ok(1))) && value == *b"0"
+    }
+
     fn rules(&mut self) -> Result<Vec<IpRule>, KernelError> {
         let mut found = Vec::new();
         for family in Family::ALL {
@@ -292,11 +308,6 @@ impl Eni {
         }
         Ok(found)
     }
-}
-
-/// Returns whether the sysctl is 0. An unreadable sysctl counts as not 0, because every node of AWS has the sysctl.
-fn is_enabled() -> bool {
-    fs::read_to_string(TCP_EARLY_DEMUX).is_ok_and(|text| text.trim() == "0")
 }
 
 #[cfg(test)]
