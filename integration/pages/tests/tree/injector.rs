@@ -150,5 +150,6 @@ fn the_service_leads_to_the_webhooks_port_and_the_configuration_is_one() {
         env!("CARGO_PKG_VERSION")
     );
     assert_eq!(config["proxy"]["validationImage"], image);
+    assert_eq!(config["proxy"]["validationFamily"], "auto");
     assert_eq!(config["revision"], "default");
 }

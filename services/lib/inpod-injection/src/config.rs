@@ -114,6 +114,25 @@ pub struct Config {
     pub proxy: Proxy,
 }
 
+/// The families whose redirection `istio-validation` checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ValidationFamily {
+    /// The families in which the pod has an address.
+    Auto,
+    /// IPv4 alone, for nodes that redirect no IPv6: validation would fail for each pod with an IPv6 address.
+    Ipv4,
+}
+
+impl ValidationFamily {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Ipv4 => "ipv4",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Proxy {
@@ -121,6 +140,7 @@ pub struct Proxy {
     /// The image of `istio-init`, which is used only if `cni` is false.
     pub init_image: String,
     pub validation_image: String,
+    pub validation_family: ValidationFamily,
     /// Always, IfNotPresent or Never, or an empty text for Kubernetes' default.
     pub image_pull_policy: String,
     pub uid: u32,
@@ -181,6 +201,7 @@ impl Default for Proxy {
             image: text("docker.io/istio/proxyv2:1.29.0"),
             init_image: text("docker.io/istio/proxyv2:1.29.0"),
             validation_image: format!("localhost/validate:{}", env!("CARGO_PKG_VERSION")),
+            validation_family: ValidationFamily::Auto,
             image_pull_policy: String::new(),
             uid: 1337,
             gid: 1337,

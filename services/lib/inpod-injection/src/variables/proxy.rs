@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::{Pairs, some};
 use crate::{config::Config, json, proxy::ProxySettings};
 
-pub(super) fn of_proxy(config: &Config, proxy: &ProxySettings, pod: &Value) -> Pairs<18> {
+pub(super) fn of_proxy(config: &Config, proxy: &ProxySettings, pod: &Value) -> Pairs<19> {
     let settings = &config.proxy;
     let text = |key, default: &str| json::annotation(pod, key).unwrap_or(default).into();
     let number = |key, default: u32| {
@@ -21,6 +21,10 @@ pub(super) fn of_proxy(config: &Config, proxy: &ProxySettings, pod: &Value) -> P
         ("proxy.image", some(&proxy.image)),
         ("proxy.initImage", some(&settings.init_image)),
         ("proxy.validationImage", some(&settings.validation_image)),
+        (
+            "proxy.validationFamily",
+            some(settings.validation_family.as_str()),
+        ),
         ("proxy.imagePullPolicy", some(&settings.image_pull_policy)),
         ("proxy.uid", proxy.uid.into()),
         ("proxy.gid", proxy.gid.into()),
