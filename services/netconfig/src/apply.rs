@@ -2,7 +2,6 @@
 //! steps and reads back.
 
 mod observe;
-mod prepare;
 mod read_back;
 mod remove;
 mod undo;
@@ -27,6 +26,7 @@ use crate::{
     netns_session::{NetnsSession, Prepared, ReachError, Visit},
     nftables::{Change, Observed},
     plan::{self, Plan, State, Step},
+    routes::Routing,
     rules::{Fingerprint, Ipv6, Redirection, Table, Tag},
     sysctl::Sysctls,
 };
@@ -314,6 +314,7 @@ impl Writer {
         wanted.map_err(|blocked| Failed::new(Reason::RoutingTaken, blocked))?;
         let steps = plan.steps(&before, tag);
         let mut progress = Progress {
+            routing: Some(before.routing.clone()),
             before,
             interim: None,
             unclosed: Connections::default(),
@@ -324,7 +325,12 @@ impl Writer {
         if plan.needs_address() {
             session.visit.routes.wait_for_address()?;
         }
-        let written = self.read_back.expected(plan, progress.before, &steps);
+        let Progress {
+            before, routing, ..
+        } = progress;
+        let written = self
+            .read_back
+            .expected(plan, &before.nftables, &steps, routing);
         let state = read_back::read(session, written)?;
         require_none(plan.differences(&state), Differs)?;
         self.read_back.remember(plan.fingerprint);
@@ -335,6 +341,8 @@ impl Writer {
 /// Results of earlier steps, needed by later ones.
 struct Progress {
     before: State,
+    /// The routing after the steps so far; `None` unless the kernel has acknowledged each item as new.
+    routing: Option<Routing>,
     /// The plan for new connections only, once its rules are written.
     interim: Option<Plan>,
     unclosed: Connections,
@@ -370,8 +378,10 @@ fn execute(
             }
         }
         Step::Add(item) => {
-            session.visit.routes.add(item)?;
+            let is_new = session.visit.routes.add(item)?;
             undo.record(item);
+            let routing = progress.routing.take().filter(|_| is_new);
+            progress.routing = routing.map(|routing| routing.with(item));
         }
         Step::WriteNewOnly(change) => {
             undo.tables_written = true;
@@ -395,7 +405,10 @@ fn execute(
             let unclosed = &progress.unclosed;
             conntrack::flush_existing(session.conntrack(), families, unclosed, &proxied)?;
         }
-        Step::Delete(item) => session.visit.routes.delete(item)?,
+        Step::Delete(item) => {
+            progress.routing = None;
+            session.visit.routes.delete(item)?;
+        }
         Step::FlushDns(captured) => conntrack::flush_dns(session.conntrack(), captured)?,
     }
     Ok(())

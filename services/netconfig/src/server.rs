@@ -178,10 +178,8 @@ impl NetconfigService for Handler {
         if exemption == ProbeExemption::On {
             probe_addresses::parse(&request.addresses, "addresses").map_err(refuse)?;
         }
-        let announced = request.redirection;
-        let announced = announced.map(|it| redirection_of(Some(it), &self.probes.sources()));
-        let announced = announced.transpose()?;
-        if announced.is_some() {
+        let prepares = exemption == ProbeExemption::Prepare;
+        if prepares {
             self.uninstall.cancel();
         }
         let (claims, roots) = (Arc::clone(&self.claims), Arc::clone(&self.roots));
@@ -203,8 +201,8 @@ impl NetconfigService for Handler {
             let (reader, claim) = (self.reader.clone(), Arc::clone(&claim));
             let (probe_set, probed) = (Arc::clone(&self.probe_set), addresses.clone());
             drop(tokio::task::spawn_blocking(move || {
-                reader.read_visited(&claim, visit, announced.as_ref());
-                if announced.is_some() {
+                reader.read_visited(&claim, visit);
+                if prepares {
                     probe_addresses::prepare(&probe_set, &claim, probed);
                 }
                 drop(lock);

@@ -4,10 +4,10 @@ use inpod_linux::Netns;
 
 use super::Writer;
 use crate::{
-    error::Failed,
+    error::{Context as _, Failed},
     inspect::Proxies,
     legacy,
-    netns_session::{NetnsSession, ReachError},
+    netns_session::{NetnsSession, Prepared, ReachError, Visit},
     plan::{self, State},
     rules::Tag,
 };
@@ -37,6 +37,18 @@ impl Writer {
     pub(crate) fn has_only_legacy_nat(&self, netns: &Netns) -> Result<bool, Failed> {
         let uses_legacy_nat = netns.within(legacy::uses_nat).map_err(ReachError::from)?;
         Ok(uses_legacy_nat && !self.observe(netns)?.has_rules)
+    }
+
+    /// Observes a netns through the visit of a claim, and prepares the operation following the claim.
+    pub(crate) fn prepare(
+        &self,
+        netns: &Netns,
+        visit: Visit,
+    ) -> Result<(Prepared, Observation), Failed> {
+        let mut session = NetnsSession::new(netns, visit);
+        let state = session.read().context("cannot read the rules")?;
+        let observation = of_state(&mut session, &state)?;
+        Ok((session.prepare(state), observation))
     }
 }
 

@@ -27,7 +27,7 @@ pub(super) struct ReadBack(Arc<Mutex<HashSet<Fingerprint>>>);
 #[derive(Debug)]
 pub(super) struct Expected {
     tables: Observed,
-    /// The routing read before the change; `None` if it may have changed.
+    /// The routing after the change; `None` if it has to be read.
     routing: Option<Routing>,
 }
 
@@ -59,34 +59,36 @@ impl ReadBack {
         known.insert(fingerprint);
     }
 
-    pub(super) fn knows(&self, fingerprint: Fingerprint) -> bool {
-        self.0.lock().contains(&fingerprint)
-    }
-
     /// Returns the state to expect after one transaction that wrote known rules; `None` after other steps.
-    pub(super) fn expected(&self, plan: &Plan, before: State, steps: &[Step]) -> Option<Expected> {
-        if !self.knows(plan.fingerprint) {
+    pub(super) fn expected(
+        &self,
+        plan: &Plan,
+        before: &Observed,
+        steps: &[Step],
+        routing: Option<Routing>,
+    ) -> Option<Expected> {
+        if !self.0.lock().contains(&plan.fingerprint) {
             return None;
         }
         let mut change = None;
-        let mut routing = Some(before.routing);
         for step in steps {
             match step {
                 Step::WriteTables(tables) => change = Some(tables),
                 Step::WriteNewOnly(_) | Step::AwaitClosed => return None,
-                Step::Add(_) | Step::Delete(_) => routing = None,
-                Step::EnableMigration
+                Step::Add(_)
+                | Step::Delete(_)
+                | Step::EnableMigration
                 | Step::ReservePorts(_)
                 | Step::FlushUntranslated(_)
                 | Step::FlushExisting(_)
                 | Step::FlushDns(_) => {}
             }
         }
-        Expected::after(&before.nftables, change?, routing)
+        Expected::after(before, change?, routing)
     }
 }
 
-/// Reads the state of the netns: only the generation and changed routing, if the generation is the expected one, and
+/// Reads the state of the netns: only the generation and unknown routing, if the generation is the expected one, and
 /// everything otherwise.
 pub(super) fn read(
     session: &mut NetnsSession<'_>,

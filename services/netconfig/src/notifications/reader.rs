@@ -13,7 +13,6 @@ use crate::{
     error::{Failed, KernelError},
     netns_session::{Prepared, Visit},
     notifications::DriftMetrics,
-    rules::Redirection,
 };
 
 #[derive(Clone, Debug)]
@@ -117,19 +116,14 @@ impl Reader {
     }
 
     /// Reads a netns through the visit of its claim, which saves a separate visit soon after, and keeps visit and
-    /// state for the operation that follows, which may be announced. If reading fails, the scheduled read takes over. The
-    /// caller holds the claim's `change_lock`.
-    pub(crate) fn read_visited(
-        &self,
-        claim: &Claim,
-        visit: Visit,
-        announced: Option<&Redirection>,
-    ) {
+    /// state for the operation that follows. If reading fails, the scheduled read takes over. The caller holds the
+    /// claim's `change_lock`.
+    pub(crate) fn read_visited(&self, claim: &Claim, visit: Visit) {
         if !self.subscriptions.subscribe(claim) {
             return;
         }
         let started = Instant::now();
-        if let Ok((prepared, observation)) = self.writer.prepare(&claim.netns, visit, announced) {
+        if let Ok((prepared, observation)) = self.writer.prepare(&claim.netns, visit) {
             claim.set_prepared(prepared);
             self.queue.mark_read(&claim.sandbox, started);
             self.publish(claim, observation);

@@ -42,7 +42,7 @@ fn is_never_a_pod_address(address: IpAddr) -> bool {
 /// netns has become probe addresses, because nothing else verifies a pod's status.
 pub(super) fn of_claim(exemption: ProbeExemption, verified: &[IpAddr]) -> Option<BTreeSet<IpAddr>> {
     match exemption {
-        ProbeExemption::Unspecified => None,
+        ProbeExemption::Unspecified | ProbeExemption::Prepare => None,
         ProbeExemption::On => Some(verified.iter().copied().collect()),
         ProbeExemption::Off => Some(BTreeSet::new()),
     }

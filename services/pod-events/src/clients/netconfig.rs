@@ -60,31 +60,31 @@ impl Clients {
     }
 
     pub async fn claim(&self, record: &Record, deadline: Instant) -> Result<ClaimedNetns, Failure> {
-        self.claim_netns(record, None, deadline).await
+        self.claim_netns(record, wire::ProbeExemption::Unspecified, deadline)
+            .await
     }
 
-    /// Claims a netns, and has netconfig prepare the rules while ztunnel opens its listeners.
+    /// Claims a netns, and has netconfig set the probe addresses while ztunnel opens its listeners.
     pub(crate) async fn claim_and_prepare(
         &self,
         record: &Record,
         deadline: Instant,
     ) -> Result<ClaimedNetns, Failure> {
-        let redirection = record.redirection.to_wire(&self.capture);
-        self.claim_netns(record, Some(redirection), deadline).await
+        self.claim_netns(record, wire::ProbeExemption::Prepare, deadline)
+            .await
     }
 
     async fn claim_netns(
         &self,
         record: &Record,
-        redirection: Option<wire::Redirection>,
+        exemption: wire::ProbeExemption,
         deadline: Instant,
     ) -> Result<ClaimedNetns, Failure> {
         let message = wire::ClaimNetnsRequest {
             sandbox: Some((&record.sandbox).into()),
             netns: Some((&record.expected_netns()).into()),
             addresses: addresses_to(&record.addresses),
-            redirection,
-            ..wire::ClaimNetnsRequest::default()
+            probe_exemption: exemption.into(),
         };
         let claimed = self
             .netconfig(Netconfig::claim_netns, message, deadline)
@@ -112,7 +112,6 @@ impl Clients {
             netns: Some((&record.expected_netns()).into()),
             addresses: probe_addresses(&record.addresses),
             probe_exemption: exemption.into(),
-            ..wire::ClaimNetnsRequest::default()
         };
         self.netconfig(Netconfig::claim_netns, message, deadline)
             .await

@@ -160,7 +160,6 @@ impl Parts {
             netns: Some(self.netns.clone()),
             addresses: self.addresses.clone(),
             probe_exemption: netconfig::ProbeExemption::On.into(),
-            redirection: redirection.clone(),
         };
         let release = netconfig::ReleaseNetnsRequest { sandbox: sandbox() };
         let apply = netconfig::ApplyRulesRequest {

@@ -1,10 +1,10 @@
-//! The preparation of announced rules by a claim.
+//! An ADD whose claim prepares the probe addresses: what stays of it, and what ApplyRules still asks for.
 
 use std::time::Duration;
 
 use inpod_proto::netconfig::v1::{
-    AmbientRedirection, ApplyRulesRequest, ClaimNetnsRequest, Redirection, RemovePhase,
-    RemoveRulesRequest, VerifyRulesRequest, redirection::Mode,
+    AmbientRedirection, ApplyRulesRequest, ClaimNetnsRequest, ProbeExemption, Redirection,
+    VerifyRulesRequest, redirection::Mode,
 };
 use tokio::time::{Instant, sleep};
 
@@ -26,14 +26,13 @@ fn capturing_dns() -> Option<Redirection> {
     Some(Redirection { mode })
 }
 
-/// Claims a netns for announced rules, and waits until they are prepared; the probe address comes last.
-async fn announce(netconfig: &mut Netconfig, name: &str, fresh: &Fresh) {
+/// Claims a netns, and waits until its probe address is set.
+async fn claim(netconfig: &mut Netconfig, name: &str, fresh: &Fresh) {
     let request = ClaimNetnsRequest {
         sandbox: wire(name),
         netns: Some(netns_ref(fresh)),
         addresses: vec![ADDRESS.to_owned()],
-        redirection: capturing_dns(),
-        ..ClaimNetnsRequest::default()
+        probe_exemption: ProbeExemption::Prepare.into(),
     };
     netconfig.client.claim_netns(request).await.unwrap();
     let element = format!("net/{name}/eth0");
@@ -72,52 +71,30 @@ async fn differences(netconfig: &mut Netconfig, name: &str) -> Vec<String> {
     verified.into_inner().differences
 }
 
-async fn remove(netconfig: &mut Netconfig, name: &str) {
-    let request = RemoveRulesRequest {
-        sandbox: wire(name),
-        phase: RemovePhase::Final.into(),
-    };
-    netconfig.client.remove_rules(request).await.unwrap();
-}
-
-/// Returns the ip rules and the routes of both families.
-fn routing(fresh: &Fresh) -> String {
-    let lists = [
-        "-4 rule",
-        "-6 rule",
-        "-4 route show table all",
-        "-6 route show table all",
-    ];
-    lists.map(|list| fresh.ip(list)).concat()
-}
-
 #[tokio::test]
-async fn prepared_routing_and_probe_address_go_with_a_failed_add() {
+async fn a_prepared_probe_address_goes_with_the_claim() {
     let mut netconfig = Netconfig::start().await;
     let fresh = pod_netns();
-    netconfig.claim("c1", &fresh).await.unwrap();
-    let before = routing(&fresh);
-    announce(&mut netconfig, "c1", &fresh).await;
-    assert_eq!(fresh.nft("list ruleset"), "");
-    let prepared = routing(&fresh);
+    let lists = ["-4 rule", "-6 rule", "-4 route show table all"];
+    let routing = || lists.map(|list| fresh.ip(list));
+    let before = routing();
+    claim(&mut netconfig, "c1", &fresh).await;
     assert_eq!(
-        prepared.matches("fwmark 0x111/0xfff").count(),
-        2,
-        "{prepared}"
+        (fresh.nft("list ruleset"), routing()),
+        (String::new(), before)
     );
-    remove(&mut netconfig, "c1").await;
-    assert_eq!(routing(&fresh), before);
+    assert!(netconfig.release("c1").await);
     assert_eq!(elements(netconfig.netns()), "");
 }
 
 /// The first pod's rules are read back one by one, the second pod's by the generation of nf_tables.
 #[tokio::test]
-async fn an_apply_in_a_prepared_netns_writes_and_asks_for_the_generation() {
+async fn an_apply_of_known_rules_writes_and_asks_for_the_generation() {
     let mut netconfig = Netconfig::start().await;
     let (mut pods, mut requests) = (Vec::new(), Vec::new());
     for name in ["c1", "c2", "c3", "c4", "c5", "c6"] {
         let fresh = pod_netns();
-        announce(&mut netconfig, name, &fresh).await;
+        claim(&mut netconfig, name, &fresh).await;
         let before = counts(&netconfig).await["netlink_requests"];
         apply(&mut netconfig, name).await;
         requests.push(counts(&netconfig).await["netlink_requests"] - before);
@@ -126,22 +103,22 @@ async fn an_apply_in_a_prepared_netns_writes_and_asks_for_the_generation() {
     }
     eprintln!("netlink requests of each apply: {requests:?}");
     // netconfig also sends one request every 2 s, which compares the probe set.
-    assert!(requests.iter().skip(1).all(|count| (2..=4).contains(count)));
-    assert!(requests[0] > 9, "the rules were not read back");
+    assert!(requests.iter().skip(1).all(|count| (6..=8).contains(count)));
+    assert!(requests[0] > 12, "the rules were not read back");
 }
 
 #[tokio::test]
 async fn what_another_program_changed_after_the_claim_is_read_again() {
     let mut netconfig = Netconfig::start().await;
     let known = pod_netns();
-    announce(&mut netconfig, "c1", &known).await;
+    claim(&mut netconfig, "c1", &known).await;
     apply(&mut netconfig, "c1").await;
     for (name, program, change) in [
-        ("c2", "ip", "-4 rule del fwmark 0x111/0xfff"),
+        ("c2", "ip", "-4 rule add pref 5000 lookup main"),
         ("c3", "nft", "add table inet foreign"),
     ] {
         let fresh = pod_netns();
-        announce(&mut netconfig, name, &fresh).await;
+        claim(&mut netconfig, name, &fresh).await;
         let events = async |it: &Netconfig| {
             let found = counts(it).await;
             found

@@ -194,7 +194,6 @@ async fn claim(
         netns: Some(netns_ref(&place.pod)),
         addresses: addresses.iter().map(ToString::to_string).collect(),
         probe_exemption: exemption.into(),
-        redirection: None,
     };
     netconfig.client.claim_netns(request).await.map(drop)
 }
