@@ -114,8 +114,9 @@ async fn what_another_program_changed_after_the_claim_is_read_again() {
     claim(&mut netconfig, "c1", &known).await;
     apply(&mut netconfig, "c1").await;
     for (name, program, change) in [
-        ("c2", "ip", "-4 rule add pref 5000 lookup main"),
-        ("c3", "nft", "add table inet foreign"),
+        ("c2", "ip", "-4 rule add pref 100 lookup main"),
+        ("c3", "ip", "-4 route add 10.77.0.0/16 dev lo table 10500"),
+        ("c4", "nft", "add table inet foreign"),
     ] {
         let fresh = pod_netns();
         claim(&mut netconfig, name, &fresh).await;
