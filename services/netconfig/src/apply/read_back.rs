@@ -48,6 +48,11 @@ impl Expected {
             .is_empty()
             .then_some(Self { tables, routing })
     }
+
+    /// Returns whether no other transaction followed the change.
+    fn holds_at(&self, generation: u32) -> bool {
+        self.tables.generation == generation
+    }
 }
 
 impl ReadBack {
@@ -94,12 +99,48 @@ pub(super) fn read(
     session: &mut NetnsSession<'_>,
     expected: Option<Expected>,
 ) -> Result<State, KernelError> {
-    let Some(Expected { tables, routing }) = expected else {
+    let Some(expected) = expected else {
         return session.read();
     };
-    let routing = routing.map_or_else(|| session.visit.routes.read(), Ok)?;
-    if session.visit.nftables.generation()? != tables.generation {
+    if !expected.holds_at(session.visit.nftables.generation()?) {
         return session.read();
     }
+    let Expected { tables, routing } = expected;
+    let routing = routing.map_or_else(|| session.visit.routes.read(), Ok)?;
     Ok(session.state_with(tables, routing))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{nftables::leftovers::tests::left_by_agent, rules::TableFamily};
+
+    fn deletion() -> Change {
+        Change {
+            delete: vec![(TableFamily::Inet, "inpod-nat".to_owned())],
+            ..Change::default()
+        }
+    }
+
+    #[test]
+    fn a_change_is_confirmed_by_the_next_generation_alone() {
+        let before = Observed {
+            generation: 7,
+            ..Observed::default()
+        };
+        for (change, confirmed) in [(deletion(), 8), (Change::default(), 7)] {
+            let expected = Expected::after(&before, &change, None).unwrap();
+            let found: Vec<_> = (6..10).filter(|it| expected.holds_at(*it)).collect();
+            assert_eq!(found, [confirmed]);
+        }
+    }
+
+    #[test]
+    fn a_change_of_rules_of_other_authors_is_read_back() {
+        let before = Observed {
+            leftovers: left_by_agent(),
+            ..Observed::default()
+        };
+        assert!(Expected::after(&before, &deletion(), None).is_none());
+    }
 }
